@@ -1,0 +1,39 @@
+# Language standard, warnings, sanitizers and instruction set: everything that holds for every target.
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+
+set(HALFBYTE_SANITIZE "" CACHE STRING "Sanitizers for every target, e.g. address,undefined")
+option(HALFBYTE_FUZZ "Build the libFuzzer targets (needs clang)" OFF)
+option(HALFBYTE_CUDA "Compile the CUDA sources (needs nvcc)" OFF)
+option(HALFBYTE_BENCH "Build the Google Benchmark programs" ON)
+
+find_program(HALFBYTE_CCACHE ccache)
+if(HALFBYTE_CCACHE)
+  set(CMAKE_CXX_COMPILER_LAUNCHER "${HALFBYTE_CCACHE}")
+endif()
+
+# The baseline is AVX2 + FMA (x86-64-v3); `halfbyte` says so on an older CPU. Wider instruction sets
+# live in files of their own, compiled with their own flags and chosen at run time.
+# No contraction: each floating-point operation in the source is one IEEE operation, so results do
+# not depend on what the compiler fuses. Kernels that want a fused multiply-add call it by name.
+add_compile_options(-Wall -Wextra -Wshadow -Werror -ffp-contract=off)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  add_compile_options(-march=x86-64-v3)
+else()
+  message(FATAL_ERROR "halfbyte: only x86-64 is supported so far, not ${CMAKE_SYSTEM_PROCESSOR}")
+endif()
+
+if(HALFBYTE_SANITIZE)
+  add_compile_options(-fsanitize=${HALFBYTE_SANITIZE} -fno-omit-frame-pointer
+                      -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=${HALFBYTE_SANITIZE})
+endif()
+if(HALFBYTE_FUZZ)
+  if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+    message(FATAL_ERROR "halfbyte: the fuzz preset needs clang 16 (clang++-16), "
+                        "not ${CMAKE_CXX_COMPILER_ID}")
+  endif()
+  add_compile_options(-fsanitize=fuzzer-no-link)
+endif()

@@ -1,0 +1,37 @@
+// A whole file mapped read-only. Pages come from the page cache on first touch.
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <span>
+
+#include "base/result.h"
+
+namespace halfbyte {
+
+class MappedFile {
+ public:
+  // Errors: missing, unreadable, not a regular file. An empty file maps to an empty span.
+  static Result<MappedFile> Open(const std::filesystem::path& path);
+
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&& other) noexcept;
+  ~MappedFile();
+
+  std::span<const std::byte> bytes() const { return {data_, size_}; }
+  const std::filesystem::path& path() const { return path_; }
+
+  // Tells the kernel that these bytes are not needed for now: their pages leave resident memory and
+  // come back from the file when touched again.
+  void DropPages(size_t offset, size_t length) const;
+
+ private:
+  MappedFile(std::filesystem::path path, const std::byte* data, size_t size);
+  void Unmap();
+
+  std::filesystem::path path_;
+  const std::byte* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+}  // namespace halfbyte
