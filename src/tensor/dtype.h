@@ -7,7 +7,23 @@
 
 namespace halfbyte {
 
-enum class DType : uint8_t { kBool, kU8, kI8, kF8E4m3, kF8E8m0, kI16, kU16, kF16, kBf16, kI32, kU32, kF32, kI64, kU64, kF64 };
+enum class DType : uint8_t {
+  kBool,
+  kU8,
+  kI8,
+  kF8E4m3,
+  kF8E8m0,
+  kI16,
+  kU16,
+  kF16,
+  kBf16,
+  kI32,
+  kU32,
+  kF32,
+  kI64,
+  kU64,
+  kF64
+};
 
 constexpr int64_t DTypeSize(DType dtype) {
   switch (dtype) {
