@@ -61,8 +61,7 @@ TEST(Json, FieldsAreTypedAndNamed) {
   EXPECT_EQ(object.Int("f")->value(), 5);
   EXPECT_FALSE(object.Int("h"));
   EXPECT_FALSE(object.Int("big"));
-  EXPECT_EQ(object.Int("s").error().message,
-            "config.json: field s must be an integer, not string");
+  EXPECT_EQ(object.Int("s").error().message, "config.json: field s must be an integer, not string");
   EXPECT_FALSE(object.Int("n")->has_value());
   EXPECT_FALSE(object.Int("absent")->has_value());
   const JsonObject inner = **object.Object("o");

@@ -11,9 +11,8 @@ namespace halfbyte::internal {
                               const std::string& values);
 }  // namespace halfbyte::internal
 
-#define HB_CHECK(condition, ...)                                       \
-  do {                                                                 \
-    if (!(condition)) [[unlikely]]                                     \
-      ::halfbyte::internal::CheckFailed(__FILE__, __LINE__, #condition, \
-                                        fmt::format(__VA_ARGS__));     \
+#define HB_CHECK(condition, ...)                                                                   \
+  do {                                                                                             \
+    if (!(condition)) [[unlikely]]                                                                 \
+      ::halfbyte::internal::CheckFailed(__FILE__, __LINE__, #condition, fmt::format(__VA_ARGS__)); \
   } while (false)

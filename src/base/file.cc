@@ -18,7 +18,8 @@ Status WriteAll(int fd, std::string_view content, const std::filesystem::path& p
     if (written < 0) return MakeError("{}: cannot write: {}", path.string(), std::strerror(errno));
     content.remove_prefix(static_cast<size_t>(written));
   }
-  if (::fsync(fd) != 0) return MakeError("{}: cannot sync: {}", path.string(), std::strerror(errno));
+  if (::fsync(fd) != 0)
+    return MakeError("{}: cannot sync: {}", path.string(), std::strerror(errno));
   return {};
 }
 

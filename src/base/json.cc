@@ -67,10 +67,9 @@ Result<Json> ParseJson(std::string_view text, std::string_view source) {
   if (TooDeep(text)) return MakeError("{}: JSON nested deeper than {} levels", source, kMaxDepth);
   auto callback = std::make_shared<StrictCallback>();
   try {
-    Json value = Json::parse(
-        text, [callback](int depth, Json::parse_event_t event, Json& parsed) {
-          return (*callback)(depth, event, parsed);
-        });
+    Json value = Json::parse(text, [callback](int depth, Json::parse_event_t event, Json& parsed) {
+      return (*callback)(depth, event, parsed);
+    });
     if (!callback->problem.empty()) return MakeError("{}: JSON {}", source, callback->problem);
     return value;
   } catch (const Json::exception& e) {

@@ -1,4 +1,5 @@
-// JSON in, with errors that name the file and the field. Output uses nlohmann::ordered_json as it is.
+// JSON in, with errors that name the file and the field. Output uses nlohmann::ordered_json as it
+// is.
 #pragma once
 
 #include <cstdint>

@@ -30,16 +30,16 @@ tl::unexpected<Error> MakeError(fmt::format_string<Args...> format, Args&&... ar
 #define HB_CONCAT(a, b) HB_CONCAT_INNER(a, b)
 
 // HB_RETURN_IF_ERROR(Check(x)); leaves the function with the error, if there is one.
-#define HB_RETURN_IF_ERROR(expression)                                     \
-  do {                                                                     \
-    if (auto hb_status = (expression); !hb_status)                         \
+#define HB_RETURN_IF_ERROR(expression)                                        \
+  do {                                                                        \
+    if (auto hb_status = (expression); !hb_status)                            \
       return tl::unexpected<::halfbyte::Error>(std::move(hb_status.error())); \
   } while (false)
 
 // HB_ASSIGN_OR_RETURN(auto file, MappedFile::Open(path));
 #define HB_ASSIGN_OR_RETURN(declaration, expression) \
   HB_ASSIGN_OR_RETURN_INNER(HB_CONCAT(hb_result_, __LINE__), declaration, expression)
-#define HB_ASSIGN_OR_RETURN_INNER(result, declaration, expression)           \
-  auto result = (expression);                                                \
+#define HB_ASSIGN_OR_RETURN_INNER(result, declaration, expression)                  \
+  auto result = (expression);                                                       \
   if (!result) return tl::unexpected<::halfbyte::Error>(std::move(result.error())); \
   declaration = *std::move(result)

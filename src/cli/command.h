@@ -11,8 +11,8 @@ namespace halfbyte {
 // Exit codes: 0 done, 1 bad input or failed check, 2 wrong usage.
 enum class ExitCode : int { kOk = 0, kFailed = 1, kUsage = 2 };
 
-// Runs `body` (returning Result<ExitCode>) when the command is chosen. An error is printed to stderr
-// as one line "halfbyte COMMAND: message" and ends the program with exit code 1.
+// Runs `body` (returning Result<ExitCode>) when the command is chosen. An error is printed to
+// stderr as one line "halfbyte COMMAND: message" and ends the program with exit code 1.
 template <class Body>
 void OnRun(CLI::App& command, Body body) {
   command.callback([&command, body] {

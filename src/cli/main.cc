@@ -11,7 +11,8 @@ int main(int argc, char** argv) {
     return static_cast<int>(halfbyte::ExitCode::kFailed);
   }
   halfbyte::InitLogging();
-  CLI::App app("Runs, inspects, converts and verifies 4-bit mixture-of-experts models.", "halfbyte");
+  CLI::App app("Runs, inspects, converts and verifies 4-bit mixture-of-experts models.",
+               "halfbyte");
   app.require_subcommand(1);
   app.set_version_flag("--version", HALFBYTE_VERSION);
   halfbyte::AddCommands(app);

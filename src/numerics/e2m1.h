@@ -18,7 +18,8 @@ inline constexpr std::array<int8_t, 16> kE2m1Doubled = {0, 1,  2,  3,  4,  6,  8
 
 HB_HD constexpr float E2m1ToFloat(uint8_t code) {
   const int magnitude = code & 7;
-  // 0, 0.5 and then (2 + mantissa) * 2^(exponent - 2): computed, so that device code needs no table.
+  // 0, 0.5 and then (2 + mantissa) * 2^(exponent - 2): computed, so that device code needs no
+  // table.
   const int exponent = magnitude >> 1;
   const int mantissa = magnitude & 1;
   const float value = exponent == 0 ? 0.5f * static_cast<float>(mantissa)

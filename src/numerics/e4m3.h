@@ -11,7 +11,8 @@ namespace halfbyte {
 
 inline constexpr float kE4m3Max = 448.0f;
 inline constexpr float kE4m3MinSubnormal = 0x1p-9f;
-// Beyond this the nearest number of an unbounded E4M3 grid is no longer 448: saturation is clipping.
+// Beyond this the nearest number of an unbounded E4M3 grid is no longer 448: saturation is
+// clipping.
 inline constexpr float kE4m3ClipThreshold = 464.0f;
 
 HB_HD constexpr float E4m3ToFloat(uint8_t bits) {

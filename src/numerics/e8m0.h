@@ -1,5 +1,5 @@
-// E8M0: a byte that is an exponent, 2^(bits - 127); 0xff is NaN (nvfp4.md §4). Scales of MXFP4 blocks
-// and of DeepSeek's FP8 tiles.
+// E8M0: a byte that is an exponent, 2^(bits - 127); 0xff is NaN (nvfp4.md §4). Scales of MXFP4
+// blocks and of DeepSeek's FP8 tiles.
 #pragma once
 
 #include <bit>

@@ -44,7 +44,8 @@ class GlobalScale {
 };
 
 // Divisor ("encode") convention: x = code * block_scale / scale, 2688 / amax. The
-// weight_global_scale and input_global_scale of compressed-tensors. Only the checkpoint room sees it.
+// weight_global_scale and input_global_scale of compressed-tensors. Only the checkpoint room sees
+// it.
 class EncodeScale {
  public:
   constexpr explicit EncodeScale(float divisor) : value_(divisor) {}

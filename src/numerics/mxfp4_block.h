@@ -36,8 +36,8 @@ HB_HD constexpr float DequantizeMxfp4(uint8_t code, uint8_t scale) {
   return E2m1ToFloat(code) * E8m0ToFloat(scale);
 }
 
-// Lossless MXFP4 -> NVFP4 (nvfp4.md §4.1): codes stay, global_scale = 2^(k_max - 8), each 2^k becomes
-// the E4M3 number 2^(k - k_max + 8), exact for k_max - k <= kLosslessBinades.
+// Lossless MXFP4 -> NVFP4 (nvfp4.md §4.1): codes stay, global_scale = 2^(k_max - 8), each 2^k
+// becomes the E4M3 number 2^(k - k_max + 8), exact for k_max - k <= kLosslessBinades.
 inline constexpr int kLosslessBinades = 17;
 
 // 2^(k_max - 8) for the largest scale byte among the tensor's blocks that are not all zero.

@@ -93,9 +93,9 @@ HB_HD constexpr float SquaredError(const float* x, const Nvfp4Block& block, Glob
   return sum;
 }
 
-// 4-over-6 (nvfp4.md §5): tries the scale that maps amax to 6 and the 1.5x larger one that maps it to
-// 4, keeps the one with the smaller squared error; a tie goes to 6. Meant for a global scale from
-// GlobalScale::FromAmax4Over6, which leaves room for the larger scale; correct for any.
+// 4-over-6 (nvfp4.md §5): tries the scale that maps amax to 6 and the 1.5x larger one that maps it
+// to 4, keeps the one with the smaller squared error; a tie goes to 6. Meant for a global scale
+// from GlobalScale::FromAmax4Over6, which leaves room for the larger scale; correct for any.
 HB_HD constexpr Nvfp4Block QuantizeNvfp4Block4Over6(const float* x, GlobalScale global,
                                                     Nvfp4BlockStats* stats = nullptr) {
   const Nvfp4Block six = QuantizeNvfp4Block(x, global, stats);

@@ -13,9 +13,9 @@ namespace halfbyte {
 
 struct Nvfp4View {
   int64_t rows = 0;
-  int64_t k = 0;                           // a multiple of 16
-  const uint8_t* codes = nullptr;          // [rows, k/2], low nibble = even element
-  const uint8_t* block_scales = nullptr;   // [rows, k/16] E4M3, linear
+  int64_t k = 0;                          // a multiple of 16
+  const uint8_t* codes = nullptr;         // [rows, k/2], low nibble = even element
+  const uint8_t* block_scales = nullptr;  // [rows, k/16] E4M3, linear
   GlobalScale global_scale{1.0f};
 
   LinearScales scale_layout() const { return {rows, k / kNvfp4Block}; }
