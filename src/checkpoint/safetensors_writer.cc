@@ -1,0 +1,177 @@
+#include "checkpoint/safetensors_writer.h"
+
+#include <fcntl.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <numeric>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "base/check.h"
+#include "base/json.h"
+#include "tensor/scale_layout.h"
+
+namespace halfbyte {
+namespace {
+
+constexpr int64_t kAlignment = 64;
+constexpr int64_t kLengthField = 8;  // little-endian header length before the header
+
+struct FileLayout {
+  std::string head;             // length field, header, padding
+  std::vector<int64_t> starts;  // position in the file of each tensor
+  int64_t file_bytes = 0;
+};
+
+// The order of the data in the file, as indices into `tensors`.
+std::vector<size_t> DataOrder(const std::vector<TensorSpec>& tensors) {
+  const auto rank = [&](size_t i) {
+    return tensors[i].bytes() % kAlignment == 0 ? kAlignment : DTypeSize(tensors[i].dtype);
+  };
+  std::vector<size_t> order(tensors.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return rank(a) > rank(b); });
+  return order;
+}
+
+FileLayout LayOut(const std::vector<TensorSpec>& tensors) {
+  Json header = Json::object();
+  header["__metadata__"] = {{"format", "pt"}};
+  FileLayout layout;
+  layout.starts.resize(tensors.size());
+  int64_t offset = 0;
+  std::set<std::string_view> names = {"__metadata__"};
+  for (const size_t i : DataOrder(tensors)) {
+    const TensorSpec& tensor = tensors[i];
+    HB_CHECK(names.insert(tensor.name).second, "tensor {} twice", tensor.name);
+    layout.starts[i] = offset;
+    // push_back: assignment by key would search all earlier keys.
+    header.get_ref<Json::object_t&>().push_back(
+        {tensor.name, Json{{"dtype", DTypeName(tensor.dtype)},
+                           {"shape", tensor.shape},
+                           {"data_offsets", {offset, offset + tensor.bytes()}}}});
+    offset += tensor.bytes();
+  }
+  std::string text = header.dump();
+  const auto length = static_cast<int64_t>(text.size());
+  text.append(
+      static_cast<size_t>(RoundUp(kLengthField + length, kAlignment) - kLengthField - length), ' ');
+  static_assert(std::endian::native == std::endian::little);
+  const uint64_t field = text.size();
+  layout.head.assign(reinterpret_cast<const char*>(&field), sizeof(field));
+  layout.head += text;
+  const auto data_start = static_cast<int64_t>(layout.head.size());
+  for (int64_t& start : layout.starts) start += data_start;
+  layout.file_bytes = data_start + offset;
+  return layout;
+}
+
+// Why writing `path` failed, with the remedy where there is one.
+tl::unexpected<Error> WriteError(const std::filesystem::path& path, int64_t size, int error) {
+  if (error == ENOSPC || error == EDQUOT) {
+    struct statvfs info {};
+    const std::string folder = path.parent_path().empty() ? "." : path.parent_path().string();
+    const bool known = error == ENOSPC && ::statvfs(folder.c_str(), &info) == 0;
+    return MakeError("{}: no room for {} bytes{}; free some space or choose another target",
+                     path.string(), size,
+                     known ? fmt::format(" ({} free)", info.f_bavail * info.f_frsize) : "");
+  }
+  if (error == EFBIG) {
+    return MakeError(
+        "{}: {} bytes are more than the file system or the file size limit (ulimit -f) "
+        "allows",
+        path.string(), size);
+  }
+  return MakeError("{}: cannot write: {}", path.string(), std::strerror(error));
+}
+
+void SyncFolderOf(const std::filesystem::path& path) {
+  const std::string folder = path.parent_path().empty() ? "." : path.parent_path().string();
+  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return;  // the file itself is synced; its name will be with the next commit
+  ::fsync(fd);
+  ::close(fd);
+}
+
+}  // namespace
+
+int64_t SafetensorsFileBytes(const std::vector<TensorSpec>& tensors) {
+  return LayOut(tensors).file_bytes;
+}
+
+Result<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
+    std::filesystem::path path, std::vector<TensorSpec> tensors) {
+  std::unique_ptr<SafetensorsWriter> writer(
+      new SafetensorsWriter(std::move(path), std::move(tensors)));
+  HB_RETURN_IF_ERROR(writer->Open());
+  return writer;
+}
+
+SafetensorsWriter::SafetensorsWriter(std::filesystem::path path, std::vector<TensorSpec> tensors)
+    : path_(std::move(path)), temporary_(path_.string() + ".tmp"), tensors_(std::move(tensors)) {}
+
+SafetensorsWriter::~SafetensorsWriter() {
+  if (fd_ < 0) return;
+  ::close(fd_);
+  if (!finished_) ::unlink(temporary_.c_str());
+}
+
+Status SafetensorsWriter::Open() {
+  FileLayout layout = LayOut(tensors_);
+  starts_ = std::move(layout.starts);
+  file_bytes_ = layout.file_bytes;
+  fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (fd_ < 0) {
+    return MakeError("{}: cannot create: {}", temporary_.string(), std::strerror(errno));
+  }
+  // fallocate, not posix_fallocate: where the file system cannot reserve, the latter would write
+  // zeros over the whole length instead.
+  if (::fallocate(fd_, 0, 0, file_bytes_) != 0 && errno != EOPNOTSUPP && errno != ENOSYS) {
+    return WriteError(temporary_, file_bytes_, errno);
+  }
+  return WriteAt(0, std::as_bytes(std::span(layout.head)));
+}
+
+Status SafetensorsWriter::Write(size_t tensor, int64_t offset, std::span<const std::byte> bytes) {
+  HB_CHECK(tensor < tensors_.size(), "tensor {} of {}", tensor, tensors_.size());
+  const auto size = static_cast<int64_t>(bytes.size());
+  HB_CHECK(offset >= 0 && offset + size <= tensors_[tensor].bytes(), "{}: [{}, +{}) of {} bytes",
+           tensors_[tensor].name, offset, size, tensors_[tensor].bytes());
+  written_ += size;
+  return WriteAt(starts_[tensor] + offset, bytes);
+}
+
+Status SafetensorsWriter::WriteAt(int64_t position, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t count = ::pwrite(fd_, bytes.data(), bytes.size(), position);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return WriteError(temporary_, file_bytes_, errno);
+    bytes = bytes.subspan(static_cast<size_t>(count));
+    position += count;
+  }
+  return {};
+}
+
+Status SafetensorsWriter::Finish() {
+  int64_t wanted = 0;
+  for (const TensorSpec& tensor : tensors_) wanted += tensor.bytes();
+  HB_CHECK(written_ == wanted, "{}: {} of {} data bytes written", path_.string(), written_.load(),
+           wanted);
+  if (::fsync(fd_) != 0) return WriteError(temporary_, file_bytes_, errno);
+  if (::rename(temporary_.c_str(), path_.c_str()) != 0) {
+    return MakeError("{}: cannot rename to {}: {}", temporary_.string(), path_.string(),
+                     std::strerror(errno));
+  }
+  finished_ = true;
+  SyncFolderOf(path_);
+  return {};
+}
+
+}  // namespace halfbyte

@@ -1,0 +1,72 @@
+// Writes one safetensors file whose tensors (name, dtype, shape) are known up front, in bounded
+// memory: the header first, then the bytes of any tensor in any order, from any thread.
+//
+// Layout: no holes. Tensors whose size is a multiple of 64 bytes come first, in the given order,
+// then the rest by falling element size; the header is padded with spaces so that the data starts
+// at a multiple of 64. So every large tensor starts at a multiple of 64 in the file and every other
+// one at a multiple of its element size. Metadata: {"format": "pt"}.
+//
+// The file grows under "<path>.tmp", reserved on disk as a whole at the start, so a full disk shows
+// before the work. Only Finish gives it its name; a writer that goes away earlier removes it.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "tensor/tensor_view.h"
+
+namespace halfbyte {
+
+struct TensorSpec {
+  std::string name;
+  DType dtype = DType::kF32;
+  Shape shape;
+
+  int64_t bytes() const { return ElementCount(shape) * DTypeSize(dtype); }
+};
+
+class SafetensorsWriter {
+ public:
+  // `tensors`: names unique, none "__metadata__". An existing "<path>.tmp" is replaced.
+  // Errors: cannot create (permissions, no such folder), no room for the whole file.
+  static Result<std::unique_ptr<SafetensorsWriter>> Create(std::filesystem::path path,
+                                                           std::vector<TensorSpec> tensors);
+  ~SafetensorsWriter();  // removes "<path>.tmp" unless Finish succeeded
+  SafetensorsWriter(const SafetensorsWriter&) = delete;
+  SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
+
+  // Writes `bytes` at byte `offset` of tensor number `tensor` (its place in `tensors`); within the
+  // tensor. Each byte is to be written exactly once. Callable from several threads.
+  Status Write(size_t tensor, int64_t offset, std::span<const std::byte> bytes);
+
+  // All bytes have been written: syncs and renames to `path`, then syncs the folder.
+  Status Finish();
+
+  int64_t file_bytes() const { return file_bytes_; }  // header and data
+
+ private:
+  SafetensorsWriter(std::filesystem::path path, std::vector<TensorSpec> tensors);
+  Status Open();
+  Status WriteAt(int64_t position, std::span<const std::byte> bytes);
+
+  const std::filesystem::path path_;
+  const std::filesystem::path temporary_;
+  const std::vector<TensorSpec> tensors_;
+  std::vector<int64_t> starts_;  // position in the file of each tensor
+  int64_t file_bytes_ = 0;
+  std::atomic<int64_t> written_{0};  // bytes of tensor data so far
+  int fd_ = -1;
+  bool finished_ = false;
+};
+
+// Size of the file that SafetensorsWriter makes of these tensors.
+int64_t SafetensorsFileBytes(const std::vector<TensorSpec>& tensors);
+
+}  // namespace halfbyte
