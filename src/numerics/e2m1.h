@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <bit>
 #include <cstdint>
 
 #include "numerics/host_device.h"
@@ -27,14 +28,17 @@ HB_HD constexpr float E2m1ToFloat(uint8_t code) {
   return (code & 8) != 0 ? -value : value;
 }
 
-// Nearest, ties to the even code, saturating at 6. NaN gives code 0.
+// Nearest, ties to the even code, saturating at 6. The sign bit is kept, also of zero and of what
+// rounds to zero (code 8), as the hardware converts do. NaN gives code 0.
 HB_HD constexpr uint8_t E2m1FromFloat(float x) {
-  const uint8_t sign = x < 0 ? 8 : 0;
-  const float m = x < 0 ? -x : x;
+  if (x != x) return 0;
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  const uint32_t sign = bits >> 28 & 8u;
+  const float m = std::bit_cast<float>(bits & 0x7fffffffu);
   // The seven midpoints; a midpoint itself belongs to the even code beside it.
   const int magnitude = (m > 0.25f) + (m >= 0.75f) + (m > 1.25f) + (m >= 1.75f) + (m > 2.5f) +
                         (m >= 3.5f) + (m > 5.0f);
-  return static_cast<uint8_t>(sign | magnitude);
+  return static_cast<uint8_t>(sign | static_cast<uint32_t>(magnitude));
 }
 
 HB_HD constexpr uint8_t PackE2m1(uint8_t even, uint8_t odd) {

@@ -7,7 +7,6 @@
 #include "numerics/e4m3.h"
 #include "numerics/e8m0.h"
 #include "numerics/host_device.h"
-#include "numerics/nvfp4_block.h"
 
 namespace halfbyte {
 

@@ -22,12 +22,15 @@ class GlobalScale {
  public:
   HB_HD constexpr explicit GlobalScale(float multiplier) : value_(multiplier) {}
 
-  // amax / 2688, or 1 for an all-zero tensor (any positive number does; 1 is easy to recognize).
+  // amax / 2688, at least 2^-126: of a smaller number neither the number itself nor its reciprocal
+  // has full precision, and a tensor below 2688 * 2^-126 is served well by smaller block scales.
+  // An all-zero tensor gets 1 (any positive number does; 1 is easy to recognize). `amax` is finite
+  // and not negative; of infinity or NaN comes a scale that is not usable.
   HB_HD static constexpr GlobalScale FromAmax(float amax) {
-    return GlobalScale(amax > 0 ? Positive(amax / kNvfp4Range) : 1.0f);
+    return GlobalScale(amax == 0 ? 1.0f : Normal(amax / kNvfp4Range));
   }
   HB_HD static constexpr GlobalScale FromAmax4Over6(float amax) {
-    return GlobalScale(amax > 0 ? Positive(amax / kNvfp4Range4Over6) : 1.0f);
+    return GlobalScale(amax == 0 ? 1.0f : Normal(amax / kNvfp4Range4Over6));
   }
   static inline GlobalScale FromEncode(EncodeScale encode);
 
@@ -37,8 +40,7 @@ class GlobalScale {
   friend constexpr bool operator==(GlobalScale, GlobalScale) = default;
 
  private:
-  // A subnormal amax must not give a scale of zero.
-  HB_HD static constexpr float Positive(float x) { return x > 0 ? x : 0x1p-149f; }
+  HB_HD static constexpr float Normal(float x) { return x < 0x1p-126f ? 0x1p-126f : x; }
 
   float value_;
 };
@@ -58,6 +60,11 @@ class EncodeScale {
  private:
   float value_;
 };
+
+// What a GEMM's fp32 accumulator is multiplied by: both operands' global scales (nvfp4.md §3).
+HB_HD constexpr float GemmAlpha(GlobalScale activation, GlobalScale weight) {
+  return activation.value() * weight.value();
+}
 
 inline GlobalScale GlobalScale::FromEncode(EncodeScale encode) {
   return GlobalScale(1.0f / encode.value());
