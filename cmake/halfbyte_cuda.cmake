@@ -1,6 +1,6 @@
 # The cuda preset: finds nvcc and proves that it compiles C++20. CMake 3.25 knows no C++20 flag for
-# nvcc 13 (it refuses CUDA_STANDARD 20, or drops it), so the flag is passed by hand and a static_assert
-# checks that it arrived.
+# nvcc 13 (it refuses CUDA_STANDARD 20, or drops it), so the flag is passed by hand and a
+# static_assert checks that it arrived.
 if(NOT HALFBYTE_CUDA)
   return()
 endif()

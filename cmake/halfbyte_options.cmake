@@ -1,4 +1,4 @@
-# Language standard, warnings, sanitizers and instruction set: everything that holds for every target.
+# Language standard, warnings, sanitizers and instruction set: what holds for every target.
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)

@@ -50,7 +50,9 @@ function(halfbyte_bench name)
   target_compile_definitions(${name} PRIVATE HALFBYTE_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
 endfunction()
 
-# halfbyte_fuzz(NAME SOURCES a_fuzz.cc ... DEPS room ...): a libFuzzer program, in the fuzz preset only.
+# halfbyte_fuzz(NAME SOURCES a_fuzz.cc ... DEPS room ...)
+# A libFuzzer program, in the fuzz preset only; scripts/fuzz.sh runs build/fuzz/fuzz/NAME with the
+# seeds in tests/data/fuzz/NAME/.
 function(halfbyte_fuzz name)
   if(NOT HALFBYTE_FUZZ)
     return()
@@ -59,10 +61,11 @@ function(halfbyte_fuzz name)
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE ${arg_DEPS})
   target_link_options(${name} PRIVATE -fsanitize=fuzzer)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/fuzz")
 endfunction()
 
-# halfbyte_simd_sources(OUT_VARIABLE BODY): for a kernel body X_simd.inc, generates one source file per
-# instruction set (kernels/simd16.h), each compiled with its own flags, and returns their paths.
+# halfbyte_simd_sources(OUT_VARIABLE BODY): for a kernel body X_simd.inc, generates one source file
+# per instruction set (kernels/simd16.h), each compiled with its own flags, and returns their paths.
 function(halfbyte_simd_sources out_variable body)
   get_filename_component(stem ${body} NAME_WE)
   set(sources)

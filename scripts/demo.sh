@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# From a fresh clone to an answer: installs what is missing, builds the program, and lets the bundled
-# 4-bit model answer a question about the numbers it has just been told.
+# From a fresh clone to an answer: installs what is missing, builds the program, and lets the
+# bundled 4-bit model answer a question about the numbers it has just been told.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -1,0 +1,93 @@
+"""Shows that rooms.py and style.py can fail: plants each fault in a small tree and expects it."""
+import pathlib
+import tempfile
+import unittest
+
+import rooms
+import style
+
+CLEAN = {
+    "src/CMakeLists.txt": "add_subdirectory(low)\nadd_subdirectory(high)\n",
+    "src/low/CMakeLists.txt": "halfbyte_library(low)\n",
+    "src/low/low.h": "#pragma once\n",
+    "src/high/CMakeLists.txt":
+        "halfbyte_library(high SOURCES high.cc DEPS low fmt::fmt)\n"
+        "halfbyte_test(high_test SOURCES high_test.cc DEPS high)\n",
+    "src/high/high.h": '#pragma once\n#include "low/low.h"\n',
+    "src/high/high.cc": '#include "high/high.h"\n#include <vector>\n',
+    "src/high/high_test.cc": '#include "high/high.h"\n#include "low/low.h"\n',
+}
+
+
+class PlantedFault(unittest.TestCase):
+    def faults(self, checker, files):
+        """The faults of CLEAN with some files added or replaced."""
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in {**CLEAN, **files}.items():
+                path = pathlib.Path(folder) / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+            return checker.check(folder)
+
+    def expect(self, checker, files, pattern):
+        found = self.faults(checker, files)
+        self.assertEqual(len(found), 1, found)
+        self.assertRegex(found[0], pattern)
+
+    def test_a_clean_tree_has_none(self):
+        self.assertEqual(self.faults(rooms, {}), [])
+        self.assertEqual(self.faults(style, {}), [])
+
+    def test_include_of_a_room_below(self):
+        self.expect(rooms, {"src/low/low.h": '#include "high/high.h"\n'},
+                    "src/low/low.h:1: room 'low' stands above 'high'")
+
+    def test_include_that_the_library_does_not_link(self):
+        self.expect(rooms, {
+            "src/high/CMakeLists.txt":
+                "halfbyte_library(high SOURCES high.cc)\n"
+                "halfbyte_test(high_test SOURCES high_test.cc DEPS high low)\n"},
+            "src/high/high.h:2: .*high does not link low")
+
+    def test_include_that_the_test_does_not_link(self):
+        self.expect(rooms, {
+            "tests/CMakeLists.txt": "halfbyte_test(t SOURCES t.cc DEPS low)",
+            "tests/t.cc": '#include "high/high.h"\n'},
+            "tests/t.cc:1: .*t does not link high")
+
+    def test_link_without_an_include(self):
+        self.expect(rooms, {"src/high/high.h": "#pragma once\n"}, "links low but includes nothing")
+
+    def test_include_that_is_not_a_path_from_src(self):
+        self.expect(rooms, {"src/high/high.cc": '#include "high.h"\n'},
+                    'high.cc:1: "high.h" is not a file under src/')
+
+    def test_source_that_nothing_builds(self):
+        self.expect(rooms, {"src/low/lost.cc": ""}, "src/low/lost.cc: no CMakeLists.txt builds")
+
+    def test_room_that_is_not_listed(self):
+        self.expect(rooms, {"src/attic/a.h": ""}, "room 'attic' is not listed")
+
+    def test_long_file(self):
+        text = "int x;\n" * 701
+        self.expect(style, {"src/low/long.cc": text}, "701 lines")
+        reason = "// This file is long because the table is one.\n"
+        self.assertEqual(self.faults(style, {"src/low/long.cc": reason + text}), [])
+
+    def test_long_line(self):
+        self.expect(style, {"src/low/wide.cc": "// " + "\u00d7" * 98 + "\n"}, "wide.cc:1: 101 col")
+        self.assertEqual(self.faults(style, {"src/low/wide.cc": "// " + "\u00d7" * 97}), [])
+
+    def test_unfinished_work(self):
+        for word in ("TO" + "DO", "FIX" + "ME"):
+            self.expect(style, {"src/low/a.cc": f"// {word}(me): later\n"}, "unfinished work")
+
+    def test_header_without_pragma_once(self):
+        self.expect(style, {"src/low/low.h": "int x;\n"}, "low.h: a header starts with")
+
+    def test_name_that_says_nothing(self):
+        self.expect(style, {"src/low/utils.cc": ""}, "utils.cc: name it after what it holds")
+
+
+if __name__ == "__main__":
+    unittest.main()
