@@ -62,6 +62,10 @@ function(halfbyte_fuzz name)
   target_link_libraries(${name} PRIVATE ${arg_DEPS})
   target_link_options(${name} PRIVATE -fsanitize=fuzzer)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/fuzz")
+  if(NOT TARGET fuzz_targets)
+    add_custom_target(fuzz_targets)
+  endif()
+  add_dependencies(fuzz_targets ${name})
 endfunction()
 
 # halfbyte_simd_sources(OUT_VARIABLE BODY): for a kernel body X_simd.inc, generates one source file
@@ -77,7 +81,9 @@ function(halfbyte_simd_sources out_variable body)
     string(TOUPPER ${isa} upper)
     set(flags "-DHALFBYTE_SIMD_${upper}")
     if(isa STREQUAL avx512)
-      string(APPEND flags " -mavx512f -mavx512bw -mavx512dq -mavx512vl")
+      # g++ 12 takes its own headers' undefined registers for uninitialized variables.
+      string(APPEND flags " -mavx512f -mavx512bw -mavx512dq -mavx512vl"
+        " -Wno-uninitialized -Wno-maybe-uninitialized")
     endif()
     set_source_files_properties("${source}" PROPERTIES COMPILE_FLAGS "${flags}")
     list(APPEND sources "${source}")

@@ -2,14 +2,27 @@
 // registers, or an array. A kernel body written on F32x16 is compiled once per instruction set, in
 // a file with its own -m flags that includes the body; the bits of its results do not depend on
 // which. Every operation is one IEEE operation per lane; Sum adds in a fixed tree.
+// Such a body calls only what this header and its own namespace define (and compile-time
+// constants): an inline function of another header, compiled here with -mavx512f and not inlined,
+// could become the copy that the linker keeps for the whole program.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 
+// Files without such a macro get the baseline, AVX2.
+#if !defined(HALFBYTE_SIMD_SCALAR) && !defined(HALFBYTE_SIMD_AVX512) && !defined(HALFBYTE_SIMD_AVX2)
+#define HALFBYTE_SIMD_AVX2
+#endif
+
 #if defined(HALFBYTE_SIMD_AVX512) || defined(HALFBYTE_SIMD_AVX2)
 #include <immintrin.h>
+#else
+#include "numerics/bf16.h"
+#include "numerics/e2m1.h"
+#include "numerics/e4m3.h"
+#include "numerics/fp16.h"
 #endif
 
 // The macro HALFBYTE_SIMD_{AVX512,AVX2,SCALAR} is set for one source file by its CMakeLists.txt.
@@ -30,11 +43,46 @@ struct F32x16 {
 };
 inline F32x16 Zero16() { return {_mm512_setzero_ps()}; }
 inline F32x16 Set16(float x) { return {_mm512_set1_ps(x)}; }
-inline F32x16 Load16(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline F32x16 Load16(const void* p) { return {_mm512_loadu_ps(p)}; }
 inline void Store16(float* p, F32x16 a) { _mm512_storeu_ps(p, a.v); }
 inline F32x16 Add(F32x16 a, F32x16 b) { return {_mm512_add_ps(a.v, b.v)}; }
 inline F32x16 Mul(F32x16 a, F32x16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
 inline F32x16 Fma(F32x16 a, F32x16 b, F32x16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+
+inline F32x16 LoadBf16(const void* p) {
+  const __m256i bits = _mm256_loadu_si256(static_cast<const __m256i*>(p));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
+}
+inline F32x16 LoadF16(const void* p) {
+  return {_mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)))};
+}
+// As fp16 the bits of an E4M3 number mean its 2^-8th part, subnormals included; 0x7f is NaN.
+inline F32x16 LoadE4m3(const void* p) {
+  const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+  const __m256i magnitude = _mm256_and_si256(wide, _mm256_set1_epi16(0x7f));
+  const __m256i nan = _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x7f));
+  const __m256i half = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(-0x4080));
+  return {_mm512_mul_ps(_mm512_cvtph_ps(_mm256_or_si256(half, nan)), _mm512_set1_ps(256.0f))};
+}
+// Sixteen codes of two a byte, low nibble first.
+inline F32x16 LoadE2m1(const void* p) {
+  const __m512i both = _mm512_castsi128_si512(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
+  const __m512i spread = _mm512_permutexvar_epi32(
+      _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1), both);
+  const __m512i code = _mm512_srlv_epi32(
+      spread, _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28));
+  // The permutation looks at the low four bits only.
+  return {_mm512_permutexvar_ps(
+      code, _mm512_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6))};
+}
+
+// Lane i + lane i+8, then +4, +2, +1.
+inline float Sum(F32x16 a) {
+  const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
 
 #elif defined(HALFBYTE_SIMD_AVX2)
 
@@ -43,7 +91,10 @@ struct F32x16 {
 };
 inline F32x16 Zero16() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
 inline F32x16 Set16(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
-inline F32x16 Load16(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline F32x16 Load16(const void* p) {
+  const auto* floats = static_cast<const float*>(p);
+  return {_mm256_loadu_ps(floats), _mm256_loadu_ps(floats + 8)};
+}
 inline void Store16(float* p, F32x16 a) {
   _mm256_storeu_ps(p, a.lo);
   _mm256_storeu_ps(p + 8, a.hi);
@@ -58,6 +109,53 @@ inline F32x16 Fma(F32x16 a, F32x16 b, F32x16 c) {
   return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
 }
 
+inline F32x16 LoadBf16(const void* p) {
+  const auto* halves = static_cast<const __m128i*>(p);
+  const __m256i lo = _mm256_cvtepu16_epi32(_mm_loadu_si128(halves));
+  const __m256i hi = _mm256_cvtepu16_epi32(_mm_loadu_si128(halves + 1));
+  return {_mm256_castsi256_ps(_mm256_slli_epi32(lo, 16)),
+          _mm256_castsi256_ps(_mm256_slli_epi32(hi, 16))};
+}
+inline F32x16 LoadF16(const void* p) {
+  const auto* halves = static_cast<const __m128i*>(p);
+  return {_mm256_cvtph_ps(_mm_loadu_si128(halves)), _mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};
+}
+// As fp16 the bits of an E4M3 number mean its 2^-8th part, subnormals included; 0x7f is NaN.
+inline F32x16 LoadE4m3(const void* p) {
+  const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+  const __m256i magnitude = _mm256_and_si256(wide, _mm256_set1_epi16(0x7f));
+  const __m256i nan = _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x7f));
+  const __m256i half = _mm256_or_si256(
+      nan, _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(-0x4080)));
+  const __m256 factor = _mm256_set1_ps(256.0f);
+  return {_mm256_mul_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(half)), factor),
+          _mm256_mul_ps(_mm256_cvtph_ps(_mm256_extracti128_si256(half, 1)), factor)};
+}
+inline __m256 DecodeE2m1(uint32_t codes) {
+  const __m256i code = _mm256_srlv_epi32(_mm256_set1_epi32(static_cast<int>(codes)),
+                                         _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
+  // The permutation looks at the low three bits only.
+  const __m256 magnitude =
+      _mm256_permutevar8x32_ps(_mm256_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6), code);
+  const __m256 sign =
+      _mm256_and_ps(_mm256_castsi256_ps(_mm256_slli_epi32(code, 28)), _mm256_set1_ps(-0.0f));
+  return _mm256_xor_ps(magnitude, sign);
+}
+// Sixteen codes of two a byte, low nibble first.
+inline F32x16 LoadE2m1(const void* p) {
+  uint32_t codes[2];
+  std::memcpy(codes, p, sizeof(codes));
+  return {DecodeE2m1(codes[0]), DecodeE2m1(codes[1])};
+}
+
+// Lane i + lane i+8, then +4, +2, +1.
+inline float Sum(F32x16 a) {
+  const __m256 eight = _mm256_add_ps(a.lo, a.hi);
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
 #else
 
 struct F32x16 {
@@ -69,7 +167,7 @@ inline F32x16 Set16(float x) {
   return r;
 }
 inline F32x16 Zero16() { return Set16(0.0f); }
-inline F32x16 Load16(const float* p) {
+inline F32x16 Load16(const void* p) {
   F32x16 r;
   std::memcpy(r.v, p, sizeof(r.v));
   return r;
@@ -88,16 +186,42 @@ inline F32x16 Fma(F32x16 a, F32x16 b, F32x16 c) {
   return c;
 }
 
-#endif
-
 // Lane i + lane i+8, then +4, +2, +1.
 inline float Sum(F32x16 a) {
-  float lanes[16];
-  Store16(lanes, a);
   for (int width = 8; width >= 1; width /= 2) {
-    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+    for (int i = 0; i < width; ++i) a.v[i] += a.v[i + width];
   }
-  return lanes[0];
+  return a.v[0];
 }
+
+inline F32x16 LoadBf16(const void* p) {
+  Bf16 bits[16];
+  std::memcpy(bits, p, sizeof(bits));
+  F32x16 r;
+  for (int i = 0; i < 16; ++i) r.v[i] = ToFloat(bits[i]);
+  return r;
+}
+inline F32x16 LoadF16(const void* p) {
+  Fp16 bits[16];
+  std::memcpy(bits, p, sizeof(bits));
+  F32x16 r;
+  for (int i = 0; i < 16; ++i) r.v[i] = ToFloat(bits[i]);
+  return r;
+}
+inline F32x16 LoadE4m3(const void* p) {
+  const auto* bits = static_cast<const uint8_t*>(p);
+  F32x16 r;
+  for (int i = 0; i < 16; ++i) r.v[i] = E4m3ToFloat(bits[i]);
+  return r;
+}
+// Sixteen codes of two a byte, low nibble first.
+inline F32x16 LoadE2m1(const void* p) {
+  const auto* packed = static_cast<const uint8_t*>(p);
+  F32x16 r;
+  for (int i = 0; i < 16; ++i) r.v[i] = E2m1ToFloat(UnpackE2m1(packed, i));
+  return r;
+}
+
+#endif
 
 }  // namespace halfbyte::HB_SIMD_NAMESPACE

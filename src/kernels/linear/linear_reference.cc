@@ -1,0 +1,86 @@
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "base/check.h"
+#include "kernels/linear/linear.h"
+#include "numerics/e2m1.h"
+#include "numerics/e4m3.h"
+#include "numerics/nvfp4_block.h"
+
+namespace halfbyte {
+namespace {
+
+constexpr int kLanes = 16;
+
+// The rows of w in fp32 without the global scale of NVFP4.
+void DecodeRow(WeightMatrix w, int64_t row, float* out) {
+  w.global_scale = GlobalScale(1.0f);
+  DequantizeRow(w, row, out);
+}
+
+float LaneDot(const float* x, const float* w, int64_t k) {
+  float lanes[kLanes] = {};
+  for (int64_t begin = 0; begin < k; begin += kLanes) {
+    for (int l = 0; l < kLanes; ++l) {
+      const bool inside = begin + l < k;
+      lanes[l] = std::fma(inside ? x[begin + l] : 0.0f, inside ? w[begin + l] : 0.0f, lanes[l]);
+    }
+  }
+  for (int width = kLanes / 2; width >= 1; width /= 2) {
+    for (int l = 0; l < width; ++l) lanes[l] += lanes[l + width];
+  }
+  return lanes[0];
+}
+
+// The rows of w in double: products with a scale are exact there.
+void DecodeRowF64(const WeightMatrix& w, int64_t row, double* out) {
+  std::vector<float> exact(static_cast<size_t>(w.columns));
+  if (w.format != WeightFormat::kFp8) {
+    DecodeRow(w, row, exact.data());
+    for (int64_t k = 0; k < w.columns; ++k) out[k] = exact[static_cast<size_t>(k)];
+    return;
+  }
+  const auto* codes = reinterpret_cast<const uint8_t*>(w.data + row * w.row_bytes());
+  for (int64_t k = 0; k < w.columns; ++k) {
+    out[k] = double{E4m3ToFloat(codes[k])} * double{Fp8WeightScale(w, row, k)};
+  }
+}
+
+}  // namespace
+
+void LinearReference(MatrixView<const float> x, const WeightMatrix& w, MatrixView<float> y) {
+  std::vector<float> row(static_cast<size_t>(w.columns));
+  for (int64_t n = 0; n < w.rows; ++n) {
+    DecodeRow(w, n, row.data());
+    for (int64_t t = 0; t < x.rows; ++t) {
+      const float sum = LaneDot(x.row(t), row.data(), w.columns);
+      y.row(t)[n] = w.format == WeightFormat::kNvfp4 ? sum * w.global_scale.value() : sum;
+    }
+  }
+}
+
+void LinearF64(const Context& context, MatrixView<const float> x, const WeightMatrix& w,
+               MatrixView<float> y) {
+  HB_CHECK(x.columns == w.columns && y.rows == x.rows && y.columns == w.rows,
+           "x [{}, {}], w [{}, {}], y [{}, {}]", x.rows, x.columns, w.rows, w.columns, y.rows,
+           y.columns);
+  context.pool().ParallelFor(w.rows, LinearGrain(context, x.rows, w),
+                             [&](int64_t begin, int64_t end) {
+                               std::vector<double> row(static_cast<size_t>(w.columns));
+                               for (int64_t n = begin; n < end; ++n) {
+                                 DecodeRowF64(w, n, row.data());
+                                 for (int64_t t = 0; t < x.rows; ++t) {
+                                   double sum = 0;
+                                   for (int64_t k = 0; k < w.columns; ++k) {
+                                     sum += double{x.row(t)[k]} * row[static_cast<size_t>(k)];
+                                   }
+                                   if (w.format == WeightFormat::kNvfp4)
+                                     sum *= double{w.global_scale.value()};
+                                   y.row(t)[n] = static_cast<float>(sum);
+                                 }
+                               }
+                             });
+}
+
+}  // namespace halfbyte
