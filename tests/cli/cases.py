@@ -1,0 +1,226 @@
+"""How halfbyte answers calls that cannot work: one row each. To add a case, add a row.
+
+Names in braces are files and folders that cli_test.py makes, or {model}, the bundled model:
+{missing} does not exist, {tmp} is a writable folder, {locked_dir}, {locked_file} and
+{read_only_dir} have no permissions; the others are in FILES below.
+"""
+import dataclasses
+import json
+
+USAGE = 2   # the call itself is wrong
+FAILED = 1  # the call is right, but its input is bad
+
+
+@dataclasses.dataclass
+class Case:
+    group: str                  # the command, or "usage"; each group is one CTest test
+    args: list
+    exit: int
+    stderr: str = ""            # regular expression, case-insensitive
+    stdout: str = ""            # regular expression, only looked at for exit 0
+    unprivileged: bool = False  # run as nobody when the tests run as root
+
+
+CONFIG = b'{"model_type": "deepseek_v4"}'
+
+# Folders end in _dir and map file names to contents.
+FILES = {
+    "empty_dir": {},
+    "text_file": b"The number of cat is 123.\n",
+    "empty_file": b"",
+    "config_only_dir": {"config.json": CONFIG},
+    "broken_config_dir": {"config.json": b'{"model_type": ', "model.safetensors": b"\0" * 8},
+    "unknown_model_dir": {"config.json": b'{"model_type": "llama"}',
+                          "model.safetensors": b"\2\0\0\0\0\0\0\0{}"},
+    "newer_model_dir": {"config.json": b'{"model_type": "deepseek_v41"}',
+                        "model.safetensors": b"\2\0\0\0\0\0\0\0{}"},
+    "truncated_dir": {"config.json": CONFIG, "model.safetensors": b"\xff\0\0\0"},
+    "lying_header_dir": {"config.json": CONFIG, "model.safetensors": b"\xff" * 8 + b"{}"},
+    "absent_shard_dir": {
+        "config.json": CONFIG,
+        "model.safetensors.index.json": json.dumps(
+            {"metadata": {}, "weight_map": {"a": "model-00001-of-00002.safetensors"}}).encode()},
+    "broken_index_dir": {"config.json": CONFIG, "model.safetensors.index.json": b"[1, 2"},
+    "ids_file": b"[1, 2, 3]",
+    "ids_empty_file": b"[]",
+    "ids_not_json_file": b"[1, 2,",
+    "ids_not_a_list_file": b'"1, 2"',
+    "ids_text_file": b'[1, "2"]',
+    "ids_float_file": b"[1, 2.5]",
+    "ids_negative_file": b"[1, -1]",
+    "ids_huge_file": b"[1, 99999999999999999999999]",
+    "ids_out_of_range_file": b"[1, 1000000]",
+    "ids_too_many_file": json.dumps([5] * 5000).encode(),
+}
+
+BAD_MODEL_DIRS = [  # folder, what the sentence must say
+    ("{missing}", "/missing"),
+    ("{text_file}", "/text_file"),
+    ("{empty_dir}", "/empty"),
+    ("{truncated_dir}", "truncated.*model.safetensors"),
+    ("{lying_header_dir}", "lying_header.*model.safetensors"),
+    ("{absent_shard_dir}", "model-00001-of-00002.safetensors"),
+    ("{broken_index_dir}", "model.safetensors.index.json"),
+]
+BAD_CONFIG_DIRS = [
+    ("{config_only_dir}", "/config_only"),
+    ("{broken_config_dir}", "config.json"),
+    ("{unknown_model_dir}", "llama"),
+    ("{newer_model_dir}", "deepseek_v41"),
+]
+
+
+def usage():
+    yield [], "subcommand|command"
+    yield ["no-such-command"], "no-such-command|command"
+    yield ["--no-such-flag"], "no-such-flag|command"
+    yield [""], "command"
+
+
+def bad_directories(command, *rest, with_config=True):
+    """Every command that takes a model directory refuses these with a sentence naming the path."""
+    for folder, pattern in BAD_MODEL_DIRS + (BAD_CONFIG_DIRS if with_config else []):
+        yield Case(command, [command, folder, *rest], FAILED, f"^halfbyte {command}: .*{pattern}")
+    yield Case(command, [command, "{locked_dir}", *rest], FAILED,
+               f"^halfbyte {command}: .*/locked", unprivileged=True)
+
+
+def bad_usage(command, *calls):
+    """Rows of (arguments, pattern): wrong calls, exit 2."""
+    for args, pattern in calls:
+        yield Case(command, [command, *args], USAGE, pattern)
+
+
+def bad_input(command, *calls):
+    """Rows of (arguments, pattern): right calls with bad input, exit 1."""
+    for args, pattern in calls:
+        yield Case(command, [command, *args], FAILED, f"^halfbyte {command}: .*{pattern}")
+
+
+def bad_ids(command, *rest, empty=r"empty|no token"):
+    yield from bad_input(
+        command,
+        (["{model}", *rest, "--ids", "{missing}"], "/missing"),
+        (["{model}", *rest, "--ids", "{empty_dir}"], "/empty"),
+        (["{model}", *rest, "--ids", "{empty_file}"], "/empty_file"),
+        (["{model}", *rest, "--ids", "{ids_empty_file}"], empty),
+        (["{model}", *rest, "--ids", "{ids_not_json_file}"], "/ids_not_json_file"),
+        (["{model}", *rest, "--ids", "{ids_not_a_list_file}"], "/ids_not_a_list_file"),
+        (["{model}", *rest, "--ids", "{ids_text_file}"], "/ids_text_file"),
+        (["{model}", *rest, "--ids", "{ids_float_file}"], "/ids_float_file"),
+        (["{model}", *rest, "--ids", "{ids_negative_file}"], "-1"),
+        (["{model}", *rest, "--ids", "{ids_huge_file}"], "/ids_huge_file|9999999"),
+        (["{model}", *rest, "--ids", "{ids_out_of_range_file}"], "1000000"))
+    yield Case(command, [command, "{model}", *rest, "--ids", "{locked_file}"], FAILED,
+               f"^halfbyte {command}: .*/locked_file", unprivileged=True)
+
+
+CASES = [
+    *(Case("usage", args, USAGE, f"^halfbyte: .*({pattern}).*--help") for args, pattern in usage()),
+    Case("usage", ["--version"], 0, stdout=r"^halfbyte \d+\.\d+\.\d+\n$"),
+    Case("usage", ["--help"], 0, stdout="4-bit mixture-of-experts"),
+
+    *bad_directories("inspect"),
+    *bad_usage("inspect",
+               ([], "dir"),
+               (["{model}", "{model}"], "expected|argument"),
+               (["{model}", "--no-such-flag"], "no-such-flag")),
+
+    *bad_directories("verify"),
+    *bad_input("verify",
+               (["{model}", "--reference", "{missing}"], "/missing"),
+               (["{model}", "--reference", "{empty_dir}"], "/empty")),
+    *bad_usage("verify",
+               ([], "dir"),
+               (["{model}", "--no-such-flag"], "no-such-flag"),
+               (["{model}", "--reference"], "reference")),
+
+    *bad_directories("convert", "{tmp}/out", "--format", "nvfp4"),
+    *bad_input("convert",
+               (["{model}", "{text_file}", "--format", "bf16"], "/text_file"),
+               (["{model}", "{text_file}/out", "--format", "bf16"], "/text_file"),
+               (["{model}", "{model}", "--format", "bf16"], "tiny-v4-nvfp4|model")),
+    Case("convert", ["convert", "{model}", "{read_only_dir}/out", "--format", "bf16"], FAILED,
+         "^halfbyte convert: .*/read_only", unprivileged=True),
+    *bad_usage("convert",
+               ([], "src"),
+               (["{model}"], "dst"),
+               (["{model}", "{tmp}/out"], "format"),
+               (["{model}", "{tmp}/out", "--format", "fp3"], "format.*fp3"),
+               (["{model}", "{tmp}/out", "--format", "nvfp4", "--scope", "all"], "scope.*all"),
+               (["{model}", "{tmp}/out", "--format", "nvfp4", "--no-such-flag"], "no-such-flag")),
+
+    *bad_directories("generate", "--prompt", "The"),
+    *bad_ids("generate"),
+    *bad_input("generate",
+               (["{model}", "--prompt", ""], "empty|no token"),
+               (["{model}", "--ids", "{ids_too_many_file}"], "4096|context|position")),
+    *bad_usage("generate",
+               ([], "model_dir|dir"),
+               (["{model}"], "--prompt"),
+               (["{model}", "--prompt", "a", "--chat", "b"], "--(prompt|chat)"),
+               (["{model}", "--prompt", "a", "--ids", "{ids_file}"], "--(prompt|ids)"),
+               (["{model}", "--prompt"], "--prompt"),
+               (["{model}", "--prompt", "a", "--max-tokens", "-1"], "--max-tokens"),
+               (["{model}", "--prompt", "a", "--max-tokens", "many"], "--max-tokens"),
+               (["{model}", "--prompt", "a", "--max-tokens", "9" * 30], "--max-tokens"),
+               (["{model}", "--prompt", "a", "--temperature", "-0.1"], "--temperature"),
+               (["{model}", "--prompt", "a", "--temperature", "nan"], "--temperature"),
+               (["{model}", "--prompt", "a", "--temperature", "inf"], "--temperature"),
+               (["{model}", "--prompt", "a", "--temperature", "warm"], "--temperature"),
+               (["{model}", "--prompt", "a", "--top-p", "1.5"], "--top-p"),
+               (["{model}", "--prompt", "a", "--top-p", "-0.1"], "--top-p"),
+               (["{model}", "--prompt", "a", "--top-p", "nan"], "--top-p"),
+               (["{model}", "--prompt", "a", "--top-k", "-2"], "--top-k"),
+               (["{model}", "--prompt", "a", "--min-p", "1.5"], "--min-p"),
+               (["{model}", "--prompt", "a", "--min-p", "nan"], "--min-p"),
+               (["{model}", "--prompt", "a", "--seed", "x"], "--seed"),
+               (["{model}", "--prompt", "a", "--math", "fp64"], "--math.*fp64"),
+               (["{model}", "--prompt", "a", "--arithmetic", "w8a8"], "--arithmetic.*w8a8"),
+               (["{model}", "--prompt", "a", "--threads", "0"], "--threads"),
+               (["{model}", "--prompt", "a", "--threads", "-3"], "--threads"),
+               (["{model}", "--prompt", "a", "--no-such-flag"], "no-such-flag")),
+
+    *bad_directories("logits", "--ids", "{ids_file}", "--out", "{tmp}/logits.safetensors"),
+    *bad_ids("logits", "--out", "{tmp}/logits.safetensors"),
+    *bad_input("logits",
+               (["{model}", "--ids", "{ids_file}", "--out", "{missing}/a"], "/missing"),
+               (["{model}", "--ids", "{ids_file}", "--out", "{text_file}/a"], "/text_file"),
+               (["{model}", "--ids", "{ids_file}", "--out", "{empty_dir}"], "/empty"),
+               (["{model}", "--ids", "{ids_file}", "--out", "{tmp}/a", "--chunks", "1,1"],
+                "chunks"),
+               (["{model}", "--ids", "{ids_file}", "--out", "{tmp}/a", "--chunks", "2,2"],
+                "chunks"),
+               (["{model}", "--ids", "{ids_too_many_file}", "--out", "{tmp}/a"],
+                "4096|context|position")),
+    Case("logits", ["logits", "{model}", "--ids", "{ids_file}", "--out", "{read_only_dir}/a"],
+         FAILED, "^halfbyte logits: .*/read_only", unprivileged=True),
+    *bad_usage("logits",
+               ([], "model_dir|dir"),
+               (["{model}", "--out", "{tmp}/a"], "--ids"),
+               (["{model}", "--ids", "{ids_file}"], "--out"),
+               (["{model}", "--ids", "{ids_file}", "--out", "{tmp}/a", "--math", "x"], "--math"),
+               (["{model}", "--ids", "{ids_file}", "--out", "{tmp}/a", "--chunks", "1,x"],
+                "--chunks"),
+               (["{model}", "--ids", "{ids_file}", "--out", "{tmp}/a", "--chunks", "3,0"],
+                "--chunks"),
+               (["{model}", "--ids", "{ids_file}", "--out", "{tmp}/a", "--chunks", "-3"],
+                "--chunks"),
+               (["{model}", "--ids", "{ids_file}", "--out", "{tmp}/a", "--chunks", ""],
+                "--chunks")),
+
+    *bad_directories("perplexity", "--ids", "{ids_file}"),
+    *bad_ids("perplexity"),
+    *bad_input("perplexity",
+               (["{model}", "--text", "{missing}"], "/missing"),
+               (["{model}", "--text", "{empty_dir}"], "/empty"),
+               (["{model}", "--text", "{empty_file}"], "empty|token")),
+    *bad_usage("perplexity",
+               ([], "model_dir|dir"),
+               (["{model}"], "--text"),
+               (["{model}", "--text", "{text_file}", "--ids", "{ids_file}"], "--(text|ids)"),
+               (["{model}", "--text", "{text_file}", "--context", "0"], "--context"),
+               (["{model}", "--text", "{text_file}", "--context", "-5"], "--context"),
+               (["{model}", "--text", "{text_file}", "--context", "1"], "--context"),
+               (["{model}", "--text", "{text_file}", "--no-such-flag"], "no-such-flag")),
+]
