@@ -1,0 +1,45 @@
+// What all layers of one forward call share: which tokens, at which positions, of which sequences.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "checkpoint/model_config.h"
+#include "device/arena.h"
+#include "device/context.h"
+#include "kernels/rope/rope.h"
+#include "kernels/token_span.h"
+#include "model/kv_cache.h"
+#include "numerics/rounding.h"
+
+namespace halfbyte {
+
+// One sequence's chunk of a ragged batch.
+struct BatchItem {
+  enum class Logits { kNone, kLast, kAll };
+
+  Sequence* sequence = nullptr;  // not twice in one batch
+  std::span<const int32_t> tokens;
+  Logits logits = Logits::kLast;
+};
+
+struct Step {
+  const Context* context = nullptr;
+  const KvCache* cache = nullptr;
+  Arena* arena = nullptr;
+  Rounding rounding = Rounding::kNone;
+
+  int64_t tokens = 0;
+  std::vector<int32_t> token_ids;  // [tokens]
+  std::vector<const Sequence*> sequences;
+  std::vector<TokenSpan> spans;  // of sequences
+  RopeAngles window_angles;      // [tokens], by kind of layer
+  RopeAngles compressed_angles;
+
+  const RopeAngles& angles(AttentionKind kind) const {
+    return kind == AttentionKind::kWindow ? window_angles : compressed_angles;
+  }
+};
+
+}  // namespace halfbyte

@@ -1,0 +1,204 @@
+#include "model/transformer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/elementwise/elementwise.h"
+#include "kernels/linear/linear.h"
+#include "kernels/rms_norm/rms_norm.h"
+#include "model/rope_config.h"
+
+namespace halfbyte {
+namespace {
+
+int64_t CountLogitRows(const BatchItem& item) {
+  switch (item.logits) {
+    case BatchItem::Logits::kNone:
+      return 0;
+    case BatchItem::Logits::kLast:
+      return 1;
+    case BatchItem::Logits::kAll:
+      return std::ssize(item.tokens);
+  }
+  return 0;
+}
+
+}  // namespace
+
+Transformer::Transformer(ModelCheckpoint checkpoint, const TransformerOptions& options,
+                         const Context& context)
+    : checkpoint_(std::move(checkpoint)),
+      options_(options),
+      context_(context),
+      rounding_(options.math == MathMode::kFp32 ? Rounding::kNone : Rounding::kBf16) {}
+
+Result<std::unique_ptr<Transformer>> Transformer::Load(const std::filesystem::path& directory,
+                                                       const TransformerOptions& options,
+                                                       const Context& context) {
+  HB_ASSIGN_OR_RETURN(ModelCheckpoint checkpoint, ModelCheckpoint::Open(directory));
+  std::unique_ptr<Transformer> model(new Transformer(std::move(checkpoint), options, context));
+  HB_RETURN_IF_ERROR(model->LoadWeights());
+  return model;
+}
+
+Status Transformer::LoadWeights() {
+  const WeightLoader loader(checkpoint_);
+  const ModelConfig& c = config();
+  const int64_t n = c.hc_streams;
+  const auto global = [](Module module) { return ModuleKey::Global(module); };
+  if (n > kMaxStreams) {
+    return MakeError("config.json: field hc_mult: {} streams, at most {} are supported", n,
+                     kMaxStreams);
+  }
+  HB_ASSIGN_OR_RETURN(embedding_,
+                      loader.Matrix(global(Module::kEmbed), c.vocab_size, c.hidden_size));
+  HB_ASSIGN_OR_RETURN(head_, loader.Matrix(global(Module::kHead), c.vocab_size, c.hidden_size));
+  HB_ASSIGN_OR_RETURN(norm_, loader.Vector(global(Module::kNorm), c.hidden_size));
+  HB_ASSIGN_OR_RETURN(head_hc_, HyperConnectionWeights::Load(
+                                    loader, global(Module::kHcHeadFn), global(Module::kHcHeadBase),
+                                    global(Module::kHcHeadScale), n, /*scales=*/1));
+  window_frequencies_ = FrequenciesOf(c, AttentionKind::kWindow);
+  compressed_frequencies_ = FrequenciesOf(c, AttentionKind::kC4);
+  for (int64_t l = 0; l < c.layer_count(); ++l) {
+    const auto key = [l](Module module) { return ModuleKey::Layer(l, module); };
+    HB_ASSIGN_OR_RETURN(auto attention_norm,
+                        loader.Vector(key(Module::kAttentionNorm), c.hidden_size));
+    HB_ASSIGN_OR_RETURN(auto ffn_norm, loader.Vector(key(Module::kFfnNorm), c.hidden_size));
+    HB_ASSIGN_OR_RETURN(auto attention_hc,
+                        HyperConnectionWeights::Load(
+                            loader, key(Module::kHcAttentionFn), key(Module::kHcAttentionBase),
+                            key(Module::kHcAttentionScale), (2 + n) * n, /*scales=*/3));
+    HB_ASSIGN_OR_RETURN(auto ffn_hc, HyperConnectionWeights::Load(
+                                         loader, key(Module::kHcFfnFn), key(Module::kHcFfnBase),
+                                         key(Module::kHcFfnScale), (2 + n) * n, /*scales=*/3));
+    HB_ASSIGN_OR_RETURN(auto attention, AttentionBlock::Load(loader, l));
+    HB_ASSIGN_OR_RETURN(auto moe, MoeBlock::Load(loader, l, options_.arithmetic, rounding_));
+    layers_.push_back({std::move(attention_norm), std::move(ffn_norm), std::move(attention_hc),
+                       std::move(ffn_hc), std::move(attention), std::move(moe)});
+  }
+  return {};
+}
+
+Result<std::unique_ptr<KvCache>> Transformer::NewCache(KvCacheLimits limits) const {
+  limits.batch_tokens = options_.batch_tokens;
+  const bool exact = options_.math == MathMode::kFp32;
+  return KvCache::Create(config(), exact ? KvFormat::kF32 : KvFormat::kFp8,
+                         exact ? IndexFormat::kF32 : IndexFormat::kMxfp4, limits);
+}
+
+Status Transformer::CheckBatch(std::span<const BatchItem> batch) const {
+  int64_t total = 0;
+  for (const BatchItem& item : batch) {
+    if (item.tokens.empty()) return MakeError("no tokens: a prompt needs at least one");
+    total += std::ssize(item.tokens);
+    for (const int32_t id : item.tokens) {
+      if (id < 0 || id >= config().vocab_size) {
+        return MakeError("token id {} is outside the vocabulary of {} ids", id,
+                         config().vocab_size);
+      }
+    }
+    const int64_t end = item.sequence->position() + std::ssize(item.tokens);
+    if (end > config().max_position_embeddings) {
+      return MakeError("{} tokens do not fit the model's context of {}", end,
+                       config().max_position_embeddings);
+    }
+  }
+  if (total > options_.batch_tokens) {
+    return MakeError("a batch of {} tokens, at most {} are allowed in one call", total,
+                     options_.batch_tokens);
+  }
+  return {};
+}
+
+Step Transformer::MakeStep(const KvCache& cache, std::span<const BatchItem> batch) {
+  Step step{.context = &context_, .cache = &cache, .arena = &arena_, .rounding = rounding_};
+  std::vector<int64_t> positions;
+  for (const BatchItem& item : batch) {
+    const int64_t count = std::ssize(item.tokens);
+    step.sequences.push_back(item.sequence);
+    step.spans.push_back({step.tokens, count, item.sequence->position()});
+    step.token_ids.insert(step.token_ids.end(), item.tokens.begin(), item.tokens.end());
+    for (int64_t i = 0; i < count; ++i) positions.push_back(item.sequence->position() + i);
+    step.tokens += count;
+  }
+  step.window_angles.Set(window_frequencies_, positions);
+  step.compressed_angles.Set(compressed_frequencies_, positions);
+  return step;
+}
+
+Result<MatrixView<const float>> Transformer::Forward(KvCache& cache,
+                                                     std::span<const BatchItem> batch,
+                                                     LayerProbe* probe) {
+  HB_RETURN_IF_ERROR(CheckBatch(batch));
+  for (const BatchItem& item : batch) {
+    HB_RETURN_IF_ERROR(cache.Reserve(*item.sequence, std::ssize(item.tokens)));
+  }
+  const Step step = MakeStep(cache, batch);
+  arena_.Reset();
+  const int64_t n = config().hc_streams;
+  const MatrixView<float> streams = arena_.Matrix(step.tokens, n * config().hidden_size);
+  EmbedTokens(context_, embedding_, step.token_ids, n, rounding_, streams);
+  for (int64_t l = 0; l < config().layer_count(); ++l) RunLayer(step, l, streams, probe);
+  const MatrixView<const float> logits = Logits(step, batch, streams);
+  for (const BatchItem& item : batch) cache.Advance(*item.sequence, std::ssize(item.tokens));
+  return logits;
+}
+
+void Transformer::RunLayer(const Step& step, int64_t index, MatrixView<float> streams,
+                           LayerProbe* probe) {
+  const Arena::Scope scope(arena_);
+  const Layer& layer = layers_[static_cast<size_t>(index)];
+  const int64_t tokens = step.tokens;
+  const int64_t hidden = config().hidden_size;
+  const int64_t n = config().hc_streams;
+  const float eps = static_cast<float>(config().rms_norm_eps);
+  const MatrixView<float> mix = arena_.Matrix(tokens, (2 + n) * n);
+  const MatrixView<float> post = arena_.Matrix(tokens, n);
+  const MatrixView<float> comb = arena_.Matrix(tokens, n * n);
+  const MatrixView<float> x = arena_.Matrix(tokens, hidden);
+  const MatrixView<float> attended = arena_.Matrix(tokens, hidden);
+  const MatrixView<float> mixed = arena_.Matrix(tokens, hidden);
+
+  HcPre(context_, layer.attention_hc.view(), streams, rounding_, mix, x, post, comb);
+  RmsNorm(context_, x, layer.attention_norm.data(), eps, rounding_, x);
+  layer.attention.Forward(step, x, attended);
+  HcPost(context_, attended, post, comb, rounding_, streams);
+
+  HcPre(context_, layer.ffn_hc.view(), streams, rounding_, mix, x, post, comb);
+  RmsNorm(context_, x, layer.ffn_norm.data(), eps, rounding_, x);
+  const Routing& routing = layers_[static_cast<size_t>(index)].moe.Forward(step, x, mixed);
+  HcPost(context_, mixed, post, comb, rounding_, streams);
+
+  if (probe != nullptr) probe->OnLayer(index, attended, mixed, routing, streams);
+}
+
+MatrixView<const float> Transformer::Logits(const Step& step, std::span<const BatchItem> batch,
+                                            MatrixView<const float> streams) {
+  // Only the rows that somebody wants go through the head.
+  int64_t rows = 0;
+  for (const BatchItem& item : batch) rows += CountLogitRows(item);
+  const MatrixView<float> wanted = arena_.Matrix(rows, streams.columns);
+  int64_t row = 0;
+  for (size_t i = 0; i < batch.size(); ++i) {
+    const int64_t count = CountLogitRows(batch[i]);
+    const TokenSpan& span = step.spans[i];
+    std::copy_n(streams.row(span.first + span.count - count), count * streams.columns,
+                wanted.row(row));
+    row += count;
+  }
+  const MatrixView<float> mix = arena_.Matrix(rows, config().hc_streams);
+  const MatrixView<float> y = arena_.Matrix(rows, config().hidden_size);
+  HcHead(context_, head_hc_.view(), wanted, rounding_, mix, y);
+  RmsNorm(context_, y, norm_.data(), static_cast<float>(config().rms_norm_eps), rounding_, y);
+  const MatrixView<float> logits = arena_.Matrix(rows, config().vocab_size);
+  Linear(context_, y, head_, logits);
+  return logits;
+}
+
+Nvfp4BlockStats Transformer::activation_stats() const {
+  Nvfp4BlockStats total;
+  for (const Layer& layer : layers_) total += layer.moe.activation_stats();
+  return total;
+}
+
+}  // namespace halfbyte

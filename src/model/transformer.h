@@ -1,0 +1,103 @@
+// The whole model: DeepSeek-V4's forward pass (deepseek-v4.md §2) over a ragged batch of sequences.
+//
+//   HB_ASSIGN_OR_RETURN(auto model, Transformer::Load(dir, options, context));
+//   HB_ASSIGN_OR_RETURN(auto cache, model->NewCache({.context_tokens = 4096}));
+//   HB_ASSIGN_OR_RETURN(Sequence sequence, cache->NewSequence());
+//   HB_ASSIGN_OR_RETURN(auto logits, model->Forward(*cache, {{&sequence, prompt}}));
+//
+// A token's logits depend on its sequence alone, not on how the prompt was cut into chunks, nor on
+// other sequences, threads or instruction set: the bits are equal.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/result.h"
+#include "checkpoint/model_checkpoint.h"
+#include "device/arena.h"
+#include "device/context.h"
+#include "kernels/hyper_connection/hyper_connection.h"
+#include "model/attention_block.h"
+#include "model/kv_cache.h"
+#include "model/math_mode.h"
+#include "model/moe_block.h"
+#include "model/step.h"
+
+namespace halfbyte {
+
+struct TransformerOptions {
+  MathMode math = MathMode::kDefault;
+  Arithmetic arithmetic = Arithmetic::kW4a16;
+  int64_t batch_tokens = 512;  // most tokens of one Forward
+};
+
+// Sees intermediate results of every layer; used by tests against reference implementations.
+class LayerProbe {
+ public:
+  virtual ~LayerProbe() = default;
+  // attention, moe: block outputs [tokens, D]; streams [tokens, n*D] after the layer.
+  virtual void OnLayer(int64_t layer, MatrixView<const float> attention,
+                       MatrixView<const float> moe, const Routing& routing,
+                       MatrixView<const float> streams) = 0;
+};
+
+class Transformer {
+ public:
+  // Errors name the file, tensor or field. Draft stages (mtp.*) are not loaded.
+  static Result<std::unique_ptr<Transformer>> Load(const std::filesystem::path& directory,
+                                                   const TransformerOptions& options,
+                                                   const Context& context);
+
+  const ModelConfig& config() const { return checkpoint_.config(); }
+  const TransformerOptions& options() const { return options_; }
+
+  // A cache in the formats of this model's math mode. batch_tokens is set from the options.
+  Result<std::unique_ptr<KvCache>> NewCache(KvCacheLimits limits) const;
+
+  // Appends each item's tokens to its sequence. Returns logits [rows, vocab] in fp32, valid until
+  // the next call: one row for each token that was asked for, in batch order. Errors (nothing is
+  // appended then): no tokens, too many, an id outside the vocabulary, a position beyond the
+  // model's context, no room in the cache.
+  Result<MatrixView<const float>> Forward(KvCache& cache, std::span<const BatchItem> batch,
+                                          LayerProbe* probe = nullptr);
+
+  // NVFP4 activation counters since loading, summed over layers; zero unless arithmetic is w4a4.
+  Nvfp4BlockStats activation_stats() const;
+  int64_t workspace_bytes() const { return arena_.capacity_bytes(); }
+
+ private:
+  struct Layer {
+    std::vector<float> attention_norm;
+    std::vector<float> ffn_norm;
+    HyperConnectionWeights attention_hc;
+    HyperConnectionWeights ffn_hc;
+    AttentionBlock attention;
+    MoeBlock moe;
+  };
+
+  Transformer(ModelCheckpoint checkpoint, const TransformerOptions& options,
+              const Context& context);
+  Status LoadWeights();
+  Status CheckBatch(std::span<const BatchItem> batch) const;
+  Step MakeStep(const KvCache& cache, std::span<const BatchItem> batch);
+  void RunLayer(const Step& step, int64_t index, MatrixView<float> streams, LayerProbe* probe);
+  MatrixView<const float> Logits(const Step& step, std::span<const BatchItem> batch,
+                                 MatrixView<const float> streams);
+
+  ModelCheckpoint checkpoint_;
+  const TransformerOptions options_;
+  const Context context_;
+  const Rounding rounding_;
+  WeightMatrix embedding_;
+  WeightMatrix head_;
+  std::vector<float> norm_;
+  HyperConnectionWeights head_hc_;
+  std::vector<Layer> layers_;
+  std::vector<double> window_frequencies_;
+  std::vector<double> compressed_frequencies_;
+  Arena arena_;
+};
+
+}  // namespace halfbyte
