@@ -23,7 +23,7 @@ bool IsMatrix(Module module);
 std::vector<ModuleKey> RequiredModules(const ModelConfig& config);
 
 // The same for draft stage `stage`, an ordinary window layer with a learned router plus the modules
-// that tie it to the main model. `dspark` chooses between the two kinds of draft.
-std::vector<ModuleKey> RequiredMtpModules(const ModelConfig& config, int64_t stage, bool dspark);
+// that tie it to the main model: one plain MTP stage or several DSpark stages.
+std::vector<ModuleKey> RequiredMtpModules(const ModelConfig& config, int64_t stage);
 
 }  // namespace halfbyte

@@ -46,6 +46,8 @@ struct ModelConfig {
   int64_t hidden_size = 0;          // D
   std::vector<LayerConfig> layers;  // of the main model
   int64_t mtp_stages = 0;           // draft stages the config announces; the files may lack them
+  int64_t dspark_markov_rank = 0;   // 256 if the draft stages are DSpark's, else 0
+  int64_t dspark_targets = 0;       // main layers whose output feeds DSpark: 3, else 0
   int64_t max_position_embeddings = 0;
 
   int64_t attention_heads = 0;  // H
@@ -87,6 +89,7 @@ struct ModelConfig {
     return kind == AttentionKind::kWindow ? window_rope : compressed_rope;
   }
   int64_t group_heads() const { return attention_heads / o_groups; }
+  bool is_dspark() const { return dspark_markov_rank > 0; }
   int64_t shared_size() const { return shared_experts * expert_size; }
 };
 
