@@ -1,0 +1,354 @@
+#include "checkpoint/convert/plan.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <string_view>
+#include <unordered_set>
+#include <utility>
+
+#include "base/check.h"
+#include "numerics/nvfp4_block.h"
+
+namespace halfbyte {
+namespace {
+
+bool IsNvfp4(StoredFormat format) {
+  return format == StoredFormat::kModelOptNvfp4 || format == StoredFormat::kCtNvfp4;
+}
+bool IsMxfp4(StoredFormat format) {
+  return format == StoredFormat::kDeepSeekMxfp4 || format == StoredFormat::kCtMxfp4;
+}
+bool IsQuantized(StoredFormat format) {
+  return format != StoredFormat::kF32 && format != StoredFormat::kBf16 &&
+         format != StoredFormat::kF16;
+}
+
+// Parts that make up a stored matrix; a bias is a tensor of its own and is copied.
+constexpr Part kMatrixParts[] = {
+    Part::kWeight,          Part::kScale,      Part::kWeightScale,  Part::kWeightScale2,
+    Part::kWeightScaleInv,  Part::kInputScale, Part::kWeightPacked, Part::kWeightGlobalScale,
+    Part::kInputGlobalScale};
+
+// The tensors of one result matrix, in the order that MatrixPlan states.
+std::vector<TensorSpec> OutputsOf(const MatrixPlan& matrix, TargetFormat format) {
+  const auto name = [&](Part part) {
+    const auto text = FormatTensorName(matrix.key, part, matrix.style);
+    HB_CHECK(text.has_value(), "{} has no name for {}", Describe(matrix.key), PartName(part));
+    return *text;
+  };
+  const Shape codes = {matrix.rows, matrix.columns / 2};
+  const Shape scales = {matrix.rows, matrix.columns / kNvfp4Block};
+  std::vector<TensorSpec> outputs;
+  switch (format) {
+    case TargetFormat::kBf16:
+      return {{name(Part::kWeight), DType::kBf16, {matrix.rows, matrix.columns}}};
+    case TargetFormat::kModelOptNvfp4:
+      outputs = {{name(Part::kWeight), DType::kU8, codes},
+                 {name(Part::kWeightScale), DType::kF8E4m3, scales},
+                 {name(Part::kWeightScale2), DType::kF32, {}}};
+      if (matrix.has_input_scale) outputs.push_back({name(Part::kInputScale), DType::kF32, {}});
+      return outputs;
+    case TargetFormat::kCtNvfp4:
+      outputs = {{name(Part::kWeightPacked), DType::kU8, codes},
+                 {name(Part::kWeightScale), DType::kF8E4m3, scales},
+                 {name(Part::kWeightGlobalScale), DType::kF32, {1}}};
+      if (matrix.has_input_scale) {
+        outputs.push_back({name(Part::kInputGlobalScale), DType::kF32, {1}});
+      }
+      return outputs;
+  }
+  return outputs;
+}
+
+ResultEncoding EncodingOf(StoredFormat format) {
+  if (IsNvfp4(format)) return ResultEncoding::kNvfp4;
+  if (IsMxfp4(format)) return ResultEncoding::kMxfp4;
+  return IsQuantized(format) ? ResultEncoding::kFp8 : ResultEncoding::kPlain;
+}
+ResultEncoding EncodingOf(TargetFormat format) {
+  return format == TargetFormat::kBf16 ? ResultEncoding::kPlain : ResultEncoding::kNvfp4;
+}
+
+// "layers.3.attn.wq_a"; for routed experts "layers.3.ffn.experts".
+std::string ModuleNameOf(const ModuleKey& key, NamingStyle style) {
+  std::string name = FormatTensorName(key, Part::kWeight, style).value();
+  const std::string_view end = IsRoutedExpert(key.module) ? ".experts." : ".weight";
+  const size_t at = name.rfind(end);
+  HB_CHECK(at != std::string::npos, "{}", name);
+  return name.substr(0, IsRoutedExpert(key.module) ? at + end.size() - 1 : at);
+}
+
+// Gate and up of one expert share a global scale; every other matrix has its own.
+ModuleKey ScaleGroupOf(ModuleKey key) {
+  if (key.module == Module::kExpertUp) key.module = Module::kExpertGate;
+  if (key.module == Module::kSharedUp) key.module = Module::kSharedGate;
+  return key;
+}
+
+class Planner {
+ public:
+  Planner(const ModelCheckpoint& model, TargetFormat format, ConvertScope scope)
+      : model_(model), scope_(scope) {
+    plan_.format = format;
+    for (const auto& file : model.checkpoint().files()) {
+      shard_of_[file.get()] = plan_.shards.size();
+      ShardPlan shard;
+      shard.file = file->path().lexically_relative(model.checkpoint().directory()).string();
+      plan_.shards.push_back(std::move(shard));
+    }
+  }
+
+  Result<ConversionPlan> Plan() {
+    std::vector<ModuleKey> keys;
+    for (const auto& [key, tensors] : model_.modules()) keys.push_back(key);
+    std::sort(keys.begin(), keys.end());
+    for (const ModuleKey& key : keys) HB_RETURN_IF_ERROR(Consider(key));
+    HB_RETURN_IF_ERROR(MakeJobs());
+    if (consumed_.empty()) {
+      return MakeError("{}: nothing to convert to {}: {}", model_.checkpoint().directory().string(),
+                       TargetFormatName(plan_.format),
+                       plan_.format == TargetFormat::kBf16
+                           ? "no tensor is quantized"
+                           : "every matrix of the scope has that format or cannot have it");
+    }
+    AddCopies();
+    LayOutShards();
+    HB_RETURN_IF_ERROR(CheckNames());
+    return std::move(plan_);
+  }
+
+ private:
+  struct Candidate {
+    MatrixPlan matrix;
+    ConvertAction action = ConvertAction::kQuantize;
+    const SafetensorsFile* file = nullptr;
+    int64_t offset = 0;
+  };
+
+  bool InScope(const ModuleKey& key) const {
+    if (key.scope != Scope::kLayer) return false;
+    return IsRoutedExpert(key.module) ||
+           (scope_ == ConvertScope::kExpertsAndShared && IsSharedExpert(key.module));
+  }
+
+  // Collects the module's matrices as candidates if they are to change.
+  Status Consider(const ModuleKey& key) {
+    const ModuleTensors& stored = model_.modules().at(key);
+    const CheckpointTensor* main = stored.Main();
+    const bool fused = IsRoutedExpert(key.module) && key.expert == kNoExpert;
+    if (main == nullptr || (!IsMatrix(key.module) && !fused)) return {};
+    const int64_t experts = fused ? main->info->shape.at(0) : 1;
+    bool changes = false;
+    for (int64_t e = 0; e < experts; ++e) {
+      for (const Module module : MatricesIn(key.module)) {
+        ModuleKey one = key;
+        one.module = module;
+        if (fused) one.expert = static_cast<int32_t>(e);
+        HB_ASSIGN_OR_RETURN(const bool taken, Consider(one, *main));
+        changes |= taken;
+      }
+      if (!changes) return {};  // all experts of a fused tensor have one format
+    }
+    for (const Part part : kMatrixParts) {
+      if (const CheckpointTensor* tensor = stored.Get(part)) consumed_.insert(tensor->info);
+    }
+    return {};
+  }
+
+  static std::vector<Module> MatricesIn(Module module) {
+    if (module == Module::kExpertGateUp) return {Module::kExpertGate, Module::kExpertUp};
+    return {module};
+  }
+
+  // Whether the matrix changes.
+  Result<bool> Consider(const ModuleKey& key, const CheckpointTensor& main) {
+    HB_ASSIGN_OR_RETURN(const StoredWeight weight, model_.FindWeight(key));
+    const std::optional<ConvertAction> action = ActionFor(key, weight);
+    const NamingStyle style = ParseTensorName(main.name())->style;
+    const bool keeps_input_scale =
+        weight.input_scale.has_value() && plan_.format != TargetFormat::kBf16;
+    plan_.modules.insert({ModuleNameOf(key, style),
+                          action ? EncodingOf(plan_.format) : EncodingOf(weight.format),
+                          IsRoutedExpert(key.module), keeps_input_scale});
+    if (!action) return false;
+    Candidate candidate;
+    candidate.action = *action;
+    candidate.matrix = {key,
+                        "",
+                        style,
+                        weight.format,
+                        weight.matrix.rows,
+                        weight.matrix.columns,
+                        weight.matrix.bytes(),
+                        keeps_input_scale,
+                        0};
+    candidate.file = weight.data_file;
+    candidate.offset = main.info->offset + (weight.matrix.data - main.View().bytes.data());
+    groups_[ScaleGroupOf(key)].push_back(std::move(candidate));
+    return true;
+  }
+
+  // Nothing if the matrix stays as it is.
+  std::optional<ConvertAction> ActionFor(const ModuleKey& key, const StoredWeight& weight) {
+    if (plan_.format == TargetFormat::kBf16) {
+      if (!IsQuantized(weight.format)) return std::nullopt;
+      return ConvertAction::kDequantize;
+    }
+    if (IsNvfp4(weight.format)) {
+      const bool is_ct = weight.format == StoredFormat::kCtNvfp4;
+      if (is_ct == (plan_.format == TargetFormat::kCtNvfp4)) return std::nullopt;
+      return ConvertAction::kRewrap;
+    }
+    if (!InScope(key)) return std::nullopt;
+    if (IsMxfp4(weight.format)) return ConvertAction::kLossless;
+    if (weight.matrix.columns % kNvfp4Block != 0) {
+      plan_.kept.push_back({weight.name, fmt::format("{} columns are no multiple of {}",
+                                                     weight.matrix.columns, kNvfp4Block)});
+      return std::nullopt;
+    }
+    return ConvertAction::kQuantize;
+  }
+
+  // One job for what shares a global scale and a shard.
+  Status MakeJobs() {
+    for (auto& [group, candidates] : groups_) {
+      std::map<const SafetensorsFile*, MatrixJob> jobs;
+      std::vector<ModuleKey> scale_group;
+      for (const Candidate& candidate : candidates) {
+        scale_group.push_back(candidate.matrix.key);
+        if (candidate.action != candidates[0].action && plan_.format != TargetFormat::kBf16) {
+          return MakeError(
+              "{}: {} is {} but {} is {}; the two share a global scale and must have one format",
+              model_.checkpoint().directory().string(), Describe(candidates[0].matrix.key),
+              StoredFormatName(candidates[0].matrix.from), Describe(candidate.matrix.key),
+              StoredFormatName(candidate.matrix.from));
+        }
+      }
+      for (Candidate& candidate : candidates) {
+        MatrixJob& job = jobs[candidate.file];
+        if (job.matrices.empty()) job.source_offset = candidate.offset;
+        job.action = candidate.action;
+        job.scale_group = scale_group;
+        job.matrices.push_back(std::move(candidate.matrix));
+      }
+      for (auto& [file, job] : jobs) {
+        plan_.shards[shard_of_.at(file)].matrices.push_back(std::move(job));
+      }
+    }
+    return {};
+  }
+
+  void AddCopies() {
+    for (const CheckpointTensor& tensor : model_.checkpoint().tensors()) {
+      if (consumed_.contains(tensor.info)) continue;
+      plan_.shards[shard_of_.at(tensor.file)].copies.push_back({&tensor, 0});
+    }
+  }
+
+  void LayOutShards() {
+    for (ShardPlan& shard : plan_.shards) {
+      for (CopyJob& copy : shard.copies) {
+        copy.output = shard.outputs.size();
+        shard.outputs.push_back(
+            {copy.source->name(), copy.source->info->dtype, copy.source->info->shape});
+      }
+      std::stable_sort(
+          shard.matrices.begin(), shard.matrices.end(),
+          [](const MatrixJob& a, const MatrixJob& b) { return a.source_offset < b.source_offset; });
+      for (MatrixJob& job : shard.matrices) {
+        for (MatrixPlan& matrix : job.matrices) {
+          matrix.first_output = shard.outputs.size();
+          for (TensorSpec& output : OutputsOf(matrix, plan_.format)) {
+            shard.outputs.push_back(std::move(output));
+          }
+          matrix.name = shard.outputs[matrix.first_output].name;
+        }
+      }
+    }
+    std::erase_if(plan_.shards, [](const ShardPlan& shard) { return shard.outputs.empty(); });
+  }
+
+  // A leftover tensor may already have the name of a new one.
+  Status CheckNames() const {
+    std::unordered_set<std::string_view> names;
+    for (const ShardPlan& shard : plan_.shards) {
+      for (const TensorSpec& output : shard.outputs) {
+        if (!names.insert(output.name).second) {
+          return MakeError("{}: the result would hold {} twice; remove the leftover tensor first",
+                           model_.checkpoint().directory().string(), output.name);
+        }
+      }
+    }
+    return {};
+  }
+
+  const ModelCheckpoint& model_;
+  const ConvertScope scope_;
+  ConversionPlan plan_;
+  std::map<const SafetensorsFile*, size_t> shard_of_;
+  std::map<ModuleKey, std::vector<Candidate>> groups_;
+  std::unordered_set<const TensorInfo*> consumed_;  // source tensors that do not appear as they are
+};
+
+}  // namespace
+
+const char* TargetFormatName(TargetFormat format) {
+  switch (format) {
+    case TargetFormat::kModelOptNvfp4:
+      return "nvfp4";
+    case TargetFormat::kCtNvfp4:
+      return "nvfp4-ct";
+    case TargetFormat::kBf16:
+      return "bf16";
+  }
+  return "?";
+}
+
+const char* ConvertScopeName(ConvertScope scope) {
+  return scope == ConvertScope::kExperts ? "experts" : "experts+shared";
+}
+
+const char* ConvertActionName(ConvertAction action) {
+  switch (action) {
+    case ConvertAction::kQuantize:
+      return "quantized";
+    case ConvertAction::kLossless:
+      return "lossless";
+    case ConvertAction::kRewrap:
+      return "rewrapped";
+    case ConvertAction::kDequantize:
+      return "dequantized";
+  }
+  return "?";
+}
+
+int64_t ShardPlan::source_bytes() const {
+  int64_t bytes = 0;
+  for (const CopyJob& copy : copies) bytes += copy.source->info->bytes;
+  for (const MatrixJob& job : matrices) {
+    for (const MatrixPlan& matrix : job.matrices) bytes += matrix.source_bytes;
+  }
+  return bytes;
+}
+
+int64_t ConversionPlan::source_bytes() const {
+  int64_t bytes = 0;
+  for (const ShardPlan& shard : shards) bytes += shard.source_bytes();
+  return bytes;
+}
+
+int64_t ConversionPlan::output_bytes() const {
+  int64_t bytes = 0;
+  for (const ShardPlan& shard : shards) {
+    for (const TensorSpec& output : shard.outputs) bytes += output.bytes();
+  }
+  return bytes;
+}
+
+Result<ConversionPlan> PlanConversion(const ModelCheckpoint& model, TargetFormat format,
+                                      ConvertScope scope) {
+  return Planner(model, format, scope).Plan();
+}
+
+}  // namespace halfbyte
