@@ -2,6 +2,8 @@
 
 namespace halfbyte {
 
-void AddCommands([[maybe_unused]] CLI::App& app) {}
+void AddCommands(CLI::App& app) {
+  AddConvert(app);
+}
 
 }  // namespace halfbyte

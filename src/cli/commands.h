@@ -7,4 +7,7 @@ namespace halfbyte {
 
 void AddCommands(CLI::App& app);
 
+// One command each, in the file of its name.
+void AddConvert(CLI::App& app);
+
 }  // namespace halfbyte
