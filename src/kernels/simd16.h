@@ -49,6 +49,27 @@ inline F32x16 Add(F32x16 a, F32x16 b) { return {_mm512_add_ps(a.v, b.v)}; }
 inline F32x16 Mul(F32x16 a, F32x16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
 inline F32x16 Fma(F32x16 a, F32x16 b, F32x16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 
+inline F32x16 Sub(F32x16 a, F32x16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline F32x16 Div(F32x16 a, F32x16 b) { return {_mm512_div_ps(a.v, b.v)}; }
+// a < b ? a : b, so a NaN in b stays; Max likewise.
+inline F32x16 Min(F32x16 a, F32x16 b) { return {_mm512_min_ps(a.v, b.v)}; }
+inline F32x16 Max(F32x16 a, F32x16 b) { return {_mm512_max_ps(a.v, b.v)}; }
+// 2^n for integers n in [-126, 127]; infinity for 128; anything for NaN.
+inline F32x16 PowerOfTwo(F32x16 n) {
+  const __m512i biased = _mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(biased, 23))};
+}
+// To the nearest bf16, ties to even; NaN becomes quiet.
+inline F32x16 RoundBf16(F32x16 a) {
+  const __m512i bits = _mm512_castps_si512(a.v);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+  const __mmask16 nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
+  return {_mm512_castsi512_ps(
+      _mm512_and_si512(_mm512_mask_mov_epi32(rounded, nan, quiet), _mm512_set1_epi32(-0x10000)))};
+}
+
 inline F32x16 LoadBf16(const void* p) {
   const __m256i bits = _mm256_loadu_si256(static_cast<const __m256i*>(p));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
@@ -108,6 +129,38 @@ inline F32x16 Mul(F32x16 a, F32x16 b) {
 inline F32x16 Fma(F32x16 a, F32x16 b, F32x16 c) {
   return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
 }
+
+inline F32x16 Sub(F32x16 a, F32x16 b) {
+  return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)};
+}
+inline F32x16 Div(F32x16 a, F32x16 b) {
+  return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)};
+}
+// a < b ? a : b, so a NaN in b stays; Max likewise.
+inline F32x16 Min(F32x16 a, F32x16 b) {
+  return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)};
+}
+inline F32x16 Max(F32x16 a, F32x16 b) {
+  return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)};
+}
+inline __m256 PowerOfTwo(__m256 n) {
+  const __m256i biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23));
+}
+// 2^n for integers n in [-126, 127]; infinity for 128; anything for NaN.
+inline F32x16 PowerOfTwo(F32x16 n) { return {PowerOfTwo(n.lo), PowerOfTwo(n.hi)}; }
+inline __m256 RoundBf16(__m256 a) {
+  const __m256i bits = _mm256_castps_si256(a);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+  const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+  const __m256 nan = _mm256_cmp_ps(a, a, _CMP_UNORD_Q);
+  const __m256i chosen = _mm256_castps_si256(
+      _mm256_blendv_ps(_mm256_castsi256_ps(rounded), _mm256_castsi256_ps(quiet), nan));
+  return _mm256_castsi256_ps(_mm256_and_si256(chosen, _mm256_set1_epi32(-0x10000)));
+}
+// To the nearest bf16, ties to even; NaN becomes quiet.
+inline F32x16 RoundBf16(F32x16 a) { return {RoundBf16(a.lo), RoundBf16(a.hi)}; }
 
 inline F32x16 LoadBf16(const void* p) {
   const auto* halves = static_cast<const __m128i*>(p);
@@ -184,6 +237,36 @@ inline F32x16 Mul(F32x16 a, F32x16 b) {
 inline F32x16 Fma(F32x16 a, F32x16 b, F32x16 c) {
   for (int i = 0; i < 16; ++i) c.v[i] = std::fma(a.v[i], b.v[i], c.v[i]);
   return c;
+}
+
+inline F32x16 Sub(F32x16 a, F32x16 b) {
+  for (int i = 0; i < 16; ++i) a.v[i] -= b.v[i];
+  return a;
+}
+inline F32x16 Div(F32x16 a, F32x16 b) {
+  for (int i = 0; i < 16; ++i) a.v[i] /= b.v[i];
+  return a;
+}
+// a < b ? a : b, so a NaN in b stays; Max likewise.
+inline F32x16 Min(F32x16 a, F32x16 b) {
+  for (int i = 0; i < 16; ++i) a.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i];
+  return a;
+}
+inline F32x16 Max(F32x16 a, F32x16 b) {
+  for (int i = 0; i < 16; ++i) a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i];
+  return a;
+}
+// 2^n for integers n in [-126, 127]; infinity for 128; anything for NaN.
+inline F32x16 PowerOfTwo(F32x16 n) {
+  for (float& lane : n.v) {
+    if (lane == lane) lane = std::ldexp(1.0f, static_cast<int>(lane));
+  }
+  return n;
+}
+// To the nearest bf16, ties to even; NaN becomes quiet.
+inline F32x16 RoundBf16(F32x16 a) {
+  for (float& lane : a.v) lane = RoundToBf16(lane);
+  return a;
 }
 
 // Lane i + lane i+8, then +4, +2, +1.

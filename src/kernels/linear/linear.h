@@ -44,5 +44,7 @@ void LinearReference(MatrixView<const float> x, const WeightMatrix& w, MatrixVie
 // ref`.
 void LinearF64(const Context& context, MatrixView<const float> x, const WeightMatrix& w,
                MatrixView<float> y);
+void LinearF64Range(MatrixView<const float> x, const WeightMatrix& w, int64_t begin, int64_t end,
+                    MatrixView<float> y);
 
 }  // namespace halfbyte

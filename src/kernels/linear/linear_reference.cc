@@ -60,27 +60,30 @@ void LinearReference(MatrixView<const float> x, const WeightMatrix& w, MatrixVie
   }
 }
 
-void LinearF64(const Context& context, MatrixView<const float> x, const WeightMatrix& w,
-               MatrixView<float> y) {
+void LinearF64Range(MatrixView<const float> x, const WeightMatrix& w, int64_t begin, int64_t end,
+                    MatrixView<float> y) {
   HB_CHECK(x.columns == w.columns && y.rows == x.rows && y.columns == w.rows,
            "x [{}, {}], w [{}, {}], y [{}, {}]", x.rows, x.columns, w.rows, w.columns, y.rows,
            y.columns);
-  context.pool().ParallelFor(w.rows, LinearGrain(context, x.rows, w),
-                             [&](int64_t begin, int64_t end) {
-                               std::vector<double> row(static_cast<size_t>(w.columns));
-                               for (int64_t n = begin; n < end; ++n) {
-                                 DecodeRowF64(w, n, row.data());
-                                 for (int64_t t = 0; t < x.rows; ++t) {
-                                   double sum = 0;
-                                   for (int64_t k = 0; k < w.columns; ++k) {
-                                     sum += double{x.row(t)[k]} * row[static_cast<size_t>(k)];
-                                   }
-                                   if (w.format == WeightFormat::kNvfp4)
-                                     sum *= double{w.global_scale.value()};
-                                   y.row(t)[n] = static_cast<float>(sum);
-                                 }
-                               }
-                             });
+  std::vector<double> row(static_cast<size_t>(w.columns));
+  for (int64_t n = begin; n < end; ++n) {
+    DecodeRowF64(w, n, row.data());
+    for (int64_t t = 0; t < x.rows; ++t) {
+      double sum = 0;
+      for (int64_t k = 0; k < w.columns; ++k) {
+        sum += double{x.row(t)[k]} * row[static_cast<size_t>(k)];
+      }
+      if (w.format == WeightFormat::kNvfp4) sum *= double{w.global_scale.value()};
+      y.row(t)[n] = static_cast<float>(sum);
+    }
+  }
+}
+
+void LinearF64(const Context& context, MatrixView<const float> x, const WeightMatrix& w,
+               MatrixView<float> y) {
+  context.pool().ParallelFor(
+      w.rows, LinearGrain(context, x.rows, w),
+      [&](int64_t begin, int64_t end) { LinearF64Range(x, w, begin, end, y); });
 }
 
 }  // namespace halfbyte

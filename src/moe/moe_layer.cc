@@ -1,0 +1,322 @@
+#include "moe/moe_layer.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/check.h"
+#include "kernels/linear/linear.h"
+#include "kernels/quantize_nvfp4/quantize_nvfp4.h"
+#include "tensor/scale_layout.h"
+
+namespace halfbyte {
+namespace {
+
+// Multiply-adds that outweigh the start of a piece of a parallel loop, and pieces per thread.
+constexpr int64_t kMinPiece = 65536;
+constexpr int64_t kPiecesPerThread = 8;
+// Output channels of a piece are a multiple of a block, so that register tiles stay whole.
+constexpr int64_t kChannelStep = 16;
+
+// The weight without its global scale, which alpha carries.
+WeightMatrix Unscaled(WeightMatrix w) {
+  w.global_scale = GlobalScale(1.0f);
+  return w;
+}
+
+// y's columns [begin, end) of x times the unscaled weight.
+void Multiply(const Context& context, Arithmetic arithmetic, MatrixView<const float> x,
+              const WeightMatrix& w, int64_t begin, int64_t end, MatrixView<float> y) {
+  if (arithmetic == Arithmetic::kRef) {
+    LinearF64Range(x, Unscaled(w), begin, end, y);
+  } else {
+    LinearRange(context, x, Unscaled(w), begin, end, y);
+  }
+}
+
+// Runs body(task) for pieces of `channels` output channels of every expert that has rows.
+// `row_work` is the multiply-adds of one channel for one row.
+template <class Body>
+void ForEachPiece(const Context& context, MoeWorkspace& workspace, int64_t channels,
+                  int64_t row_work, const Body& body) {
+  const ExpertOffsets& offsets = workspace.plan.offsets();
+  const int64_t work = offsets.rows() * channels * row_work;
+  const int64_t pieces = kPiecesPerThread * context.pool().threads();
+  const int64_t piece = std::max(kMinPiece, work / pieces);
+  workspace.tasks.clear();
+  for (int32_t i = 0; i < offsets.experts(); ++i) {
+    const LocalExpert e{i};
+    if (offsets.count(e) == 0) continue;
+    const int64_t channel_work = std::max<int64_t>(1, offsets.count(e) * row_work);
+    const int64_t step = RoundUp(std::max<int64_t>(1, piece / channel_work), kChannelStep);
+    for (int64_t begin = 0; begin < channels; begin += step) {
+      workspace.tasks.push_back({e, begin, std::min(begin + step, channels)});
+    }
+  }
+  const auto tasks = static_cast<int64_t>(workspace.tasks.size());
+  // Tiny layers stay in the calling thread.
+  const int64_t grain = work <= kMinPiece ? tasks : 1;
+  context.pool().ParallelFor(tasks, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) body(workspace.tasks[static_cast<size_t>(i)]);
+  });
+}
+
+// Quantizes x and replaces it by code * block_scale in `decoded` (which may be x's memory), its
+// global scales in workspace.quantized_scales.
+void FakeQuantize(const Context& context, MatrixView<const float> x,
+                  const std::optional<GlobalScale>& static_scale, MoeWorkspace& workspace,
+                  float* decoded, Nvfp4BlockStats* stats) {
+  const Nvfp4Output codes{workspace.codes.get(), workspace.block_scales.get()};
+  Result<Nvfp4BlockStats> seen;
+  if (static_scale) {
+    seen = QuantizeNvfp4(context, FloatRows::Of(x), *static_scale, Nvfp4Rule::kAmaxTo6, codes);
+    std::fill_n(workspace.quantized_scales.begin(), x.rows, *static_scale);
+  } else {
+    seen = QuantizeNvfp4PerRow(context, FloatRows::Of(x), Nvfp4Rule::kAmaxTo6, codes,
+                               workspace.quantized_scales.data());
+  }
+  HB_CHECK(seen.has_value(), "{}", seen.error().message);
+  if (stats != nullptr) *stats += *seen;
+  const Nvfp4View view{x.rows, x.columns, codes.codes, codes.block_scales, GlobalScale(1.0f)};
+  DequantizeNvfp4(context, view, decoded);
+}
+
+Status CheckWeight(const WeightMatrix& w, int64_t rows, int64_t columns, Arithmetic arithmetic,
+                   std::string_view name, size_t expert, std::string_view part) {
+  if (w.rows != rows || w.columns != columns) {
+    return MakeError("{}, expert {}, {}: shape [{}, {}] where the configuration wants [{}, {}]",
+                     name, expert, part, w.rows, w.columns, rows, columns);
+  }
+  const bool four_bit = w.format == WeightFormat::kNvfp4 || w.format == WeightFormat::kMxfp4;
+  if (arithmetic == Arithmetic::kW4a4 && !four_bit) {
+    return MakeError(
+        "{}, expert {}, {}: w4a4 arithmetic needs NVFP4 or MXFP4 weights, but these "
+        "are {}; use w4a16, or convert the checkpoint to NVFP4",
+        name, expert, part, WeightFormatName(w.format));
+  }
+  if (w.format == WeightFormat::kNvfp4 && !w.global_scale.IsUsable()) {
+    return MakeError("{}, expert {}, {}: global scale {} is not finite and positive", name, expert,
+                     part, w.global_scale.value());
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string_view ArithmeticName(Arithmetic arithmetic) {
+  switch (arithmetic) {
+    case Arithmetic::kRef:
+      return "ref";
+    case Arithmetic::kW4a16:
+      return "w4a16";
+    case Arithmetic::kW4a4:
+      return "w4a4";
+  }
+  return "?";
+}
+
+std::optional<Arithmetic> ArithmeticFromName(std::string_view name) {
+  for (const Arithmetic a : {Arithmetic::kRef, Arithmetic::kW4a16, Arithmetic::kW4a4}) {
+    if (ArithmeticName(a) == name) return a;
+  }
+  return std::nullopt;
+}
+
+Result<GlobalScale> StaticActivationScale(std::span<const float> input_scales,
+                                          std::string_view name, int headroom) {
+  if (headroom < 0 || headroom > 6) {
+    return MakeError("{}: headroom {} is outside 0..6", name, headroom);
+  }
+  if (input_scales.empty()) return MakeError("{}: no expert has an input scale", name);
+  float largest = 0;
+  for (size_t e = 0; e < input_scales.size(); ++e) {
+    if (!GlobalScale(input_scales[e]).IsUsable()) {
+      return MakeError("{}: input scale {} of expert {} is not finite and positive", name,
+                       input_scales[e], e);
+    }
+    largest = std::max(largest, input_scales[e]);
+  }
+  const GlobalScale scale(std::ldexp(largest, headroom));
+  if (!scale.IsUsable()) return MakeError("{}: input scale {} is too large", name, largest);
+  return scale;
+}
+
+Result<MoeLayer> MoeLayer::Create(const MoeParams& params, ExpertPlacement placement,
+                                  std::vector<ExpertWeights> experts, std::string_view name) {
+  if (static_cast<int64_t>(experts.size()) != placement.local_experts()) {
+    return MakeError("{}: weights of {} experts where {} belong here", name, experts.size(),
+                     placement.local_experts());
+  }
+  for (size_t e = 0; e < experts.size(); ++e) {
+    const auto check = [&](const WeightMatrix& w, int64_t rows, int64_t columns,
+                           std::string_view part) {
+      return CheckWeight(w, rows, columns, params.arithmetic, name, e, part);
+    };
+    HB_RETURN_IF_ERROR(check(experts[e].gate, params.intermediate, params.hidden, "gate"));
+    HB_RETURN_IF_ERROR(check(experts[e].up, params.intermediate, params.hidden, "up"));
+    HB_RETURN_IF_ERROR(check(experts[e].down, params.hidden, params.intermediate, "down"));
+  }
+  return MoeLayer(params, std::move(placement), std::move(experts));
+}
+
+int64_t MoeLayer::weight_bytes() const {
+  int64_t sum = 0;
+  for (const ExpertWeights& e : experts_) sum += e.gate.bytes() + e.up.bytes() + e.down.bytes();
+  return sum;
+}
+
+void MoeLayer::Run(const Context& context, MatrixView<const float> hidden, const Routing& routing,
+                   MatrixView<float> out, MoeWorkspace& workspace, MoeCounters* counters) const {
+  const MoeLimits& limits = workspace.limits;
+  HB_CHECK(hidden.columns == params_.hidden && out.columns == params_.hidden &&
+               out.rows == hidden.rows && routing.tokens() == hidden.rows &&
+               routing.topk_weights.rows == hidden.rows &&
+               routing.topk_weights.columns == routing.top_k(),
+           "hidden [{}, {}], out [{}, {}], routing [{}, {}] for hidden size {}", hidden.rows,
+           hidden.columns, out.rows, out.columns, routing.tokens(), routing.top_k(),
+           params_.hidden);
+  HB_CHECK(limits.tokens >= 1 && routing.top_k() <= limits.top_k &&
+               placement_.local_experts() <= limits.experts && params_.hidden <= limits.hidden &&
+               params_.intermediate <= limits.intermediate,
+           "workspace for top_k {}, {} experts, [{}, {}]", limits.top_k, limits.experts,
+           limits.hidden, limits.intermediate);
+  for (int64_t t = 0; t < hidden.rows; t += limits.tokens) {
+    const int64_t count = std::min(limits.tokens, hidden.rows - t);
+    RunBlock({context, hidden.Rows(t, count), routing.Rows(t, count), out.Rows(t, count), workspace,
+              counters});
+  }
+}
+
+void MoeLayer::RunDense(const Context& context, MatrixView<const float> hidden,
+                        MatrixView<float> out, MoeWorkspace& workspace,
+                        MoeCounters* counters) const {
+  const int64_t tokens = workspace.limits.tokens;
+  HB_CHECK(tokens >= 1, "workspace for {} tokens", tokens);
+  for (int64_t t = 0; t < hidden.rows; t += tokens) {
+    const int64_t count = std::min(tokens, hidden.rows - t);
+    const Routing everybody{{workspace.dense_ids.data(), count, 1},
+                            {workspace.dense_weights.data(), count, 1}};
+    Run(context, hidden.Rows(t, count), everybody, out.Rows(t, count), workspace, counters);
+  }
+}
+
+void MoeLayer::RunBlock(const Block& block) const {
+  const Status planned = block.workspace.plan.Build(placement_, block.routing.topk_ids);
+  HB_CHECK(planned.has_value(), "{}", planned.error().message);
+  Gather(block);
+  GateUp(block);
+  if (params_.arithmetic == Arithmetic::kW4a4) RequantizeH(block);
+  Down(block);
+  Combine(block);
+}
+
+// rows = each slot's hidden row, for kW4a4 decoded from its codes; row_scales = its global scale.
+void MoeLayer::Gather(const Block& block) const {
+  MoeWorkspace& ws = block.workspace;
+  const bool quantized = params_.arithmetic == Arithmetic::kW4a4;
+  if (quantized) {
+    FakeQuantize(block.context, block.hidden, params_.gate_up_input_scale, ws, ws.activations.get(),
+                 block.counters ? &block.counters->gate_up : nullptr);
+  }
+  const float* from = quantized ? ws.activations.get() : block.hidden.data;
+  const int64_t width = params_.hidden;
+  const int64_t top_k = block.routing.top_k();
+  block.context.pool().ParallelFor(
+      ws.plan.offsets().padded_rows(),
+      std::max<int64_t>(1, kMinPiece / std::max<int64_t>(1, width)),
+      [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) {
+          const int64_t token = ws.plan.slot_of_padded_row(row) / top_k;
+          std::copy_n(from + token * width, width, ws.rows.get() + row * width);
+          ws.row_scales[static_cast<size_t>(row)] =
+              quantized ? ws.quantized_scales[static_cast<size_t>(token)].value() : 1.0f;
+        }
+      });
+}
+
+// gate = h: both products and the activation, a range of channels at a time.
+void MoeLayer::GateUp(const Block& block) const {
+  MoeWorkspace& ws = block.workspace;
+  const ExpertOffsets& offsets = ws.plan.offsets();
+  const int64_t width = params_.intermediate;
+  const bool weigh = params_.placement == RoutingWeightPlacement::kBeforeDown;
+  ForEachPiece(block.context, ws, width, 2 * params_.hidden, [&](const MoeWorkspace::Task& task) {
+    const ExpertWeights& expert = experts_[static_cast<size_t>(Index(task.expert))];
+    const int64_t first = offsets.begin(task.expert);
+    const int64_t count = offsets.count(task.expert);
+    const MatrixView<const float> x{ws.rows.get() + first * params_.hidden, count, params_.hidden};
+    const MatrixView<float> gate{ws.gate.get() + first * width, count, width};
+    const MatrixView<float> up{ws.up.get() + first * width, count, width};
+    Multiply(block.context, params_.arithmetic, x, expert.gate, task.begin, task.end, gate);
+    Multiply(block.context, params_.arithmetic, x, expert.up, task.begin, task.end, up);
+    for (int64_t r = 0; r < count; ++r) {
+      const int64_t slot = ws.plan.slot_of_padded_row(first + r);
+      const float scale = ws.row_scales[static_cast<size_t>(first + r)];
+      SwigluRow(block.context, params_.swiglu,
+                {.gate = gate.row(r) + task.begin,
+                 .up = up.row(r) + task.begin,
+                 .h = gate.row(r) + task.begin,
+                 .n = task.end - task.begin,
+                 .alpha_gate = scale * expert.gate.global_scale.value(),
+                 .alpha_up = scale * expert.up.global_scale.value(),
+                 .weight = weigh ? block.routing.topk_weights.data[slot] : 1.0f,
+                 .rounding = params_.round_activations ? Rounding::kBf16 : Rounding::kNone});
+    }
+  });
+}
+
+// gate = h decoded from its codes; row_scales = the rows' global scales.
+void MoeLayer::RequantizeH(const Block& block) const {
+  MoeWorkspace& ws = block.workspace;
+  const MatrixView<const float> h{ws.gate.get(), ws.plan.offsets().padded_rows(),
+                                  params_.intermediate};
+  FakeQuantize(block.context, h, params_.down_input_scale, ws, ws.gate.get(),
+               block.counters ? &block.counters->down : nullptr);
+  for (int64_t r = 0; r < h.rows; ++r) {
+    ws.row_scales[static_cast<size_t>(r)] = ws.quantized_scales[static_cast<size_t>(r)].value();
+  }
+}
+
+// rows = slot values.
+void MoeLayer::Down(const Block& block) const {
+  MoeWorkspace& ws = block.workspace;
+  const ExpertOffsets& offsets = ws.plan.offsets();
+  const int64_t width = params_.hidden;
+  ForEachPiece(block.context, ws, width, params_.intermediate, [&](const MoeWorkspace::Task& task) {
+    const WeightMatrix& down = experts_[static_cast<size_t>(Index(task.expert))].down;
+    const int64_t first = offsets.begin(task.expert);
+    const int64_t count = offsets.count(task.expert);
+    const MatrixView<const float> h{ws.gate.get() + first * params_.intermediate, count,
+                                    params_.intermediate};
+    const MatrixView<float> values{ws.rows.get() + first * width, count, width};
+    Multiply(block.context, params_.arithmetic, h, down, task.begin, task.end, values);
+    for (int64_t r = 0; r < count; ++r) {
+      const float alpha = ws.row_scales[static_cast<size_t>(first + r)] * down.global_scale.value();
+      for (int64_t n = task.begin; n < task.end; ++n) values.row(r)[n] *= alpha;
+    }
+  });
+}
+
+// out[t] = sum of the token's slot values, j ascending.
+void MoeLayer::Combine(const Block& block) const {
+  const MoeWorkspace& ws = block.workspace;
+  const int64_t width = params_.hidden;
+  const int64_t top_k = block.routing.top_k();
+  const bool weigh = params_.placement == RoutingWeightPlacement::kAfterDown;
+  block.context.pool().ParallelFor(
+      block.out.rows, std::max<int64_t>(1, kMinPiece / std::max<int64_t>(1, width * top_k)),
+      [&](int64_t begin, int64_t end) {
+        for (int64_t t = begin; t < end; ++t) {
+          float* out = block.out.row(t);
+          std::fill_n(out, width, 0.0f);
+          for (int64_t j = 0; j < top_k; ++j) {
+            const int64_t row = ws.plan.padded_row_of_slot(t * top_k + j);
+            if (row == DispatchPlan::kNone) continue;
+            const float weight = weigh ? block.routing.topk_weights.row(t)[j] : 1.0f;
+            const float* value = ws.rows.get() + row * width;
+            for (int64_t n = 0; n < width; ++n) out[n] = std::fma(weight, value[n], out[n]);
+          }
+        }
+      });
+}
+
+}  // namespace halfbyte

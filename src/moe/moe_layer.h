@@ -1,0 +1,130 @@
+// The experts of one mixture-of-experts layer on the CPU (moe-layer.md §2, §4):
+//
+//   rows of each expert -> gate_up -> clamped SwiGLU -> down -> combine in fixed slot order
+//
+// Each stage's product is sum(x * w) over decoded operands (kernels/linear), times alpha in fp32,
+// alpha = global_scale of the activations * global_scale of the weight, separate for gate and up.
+//
+// Arithmetic:
+//   kW4a16  activations as given (bf16 values), exact weights, fp32 sums. Any weight format.
+//   kW4a4   activations quantized to NVFP4 before both stages, as Blackwell tensor cores take them;
+//           weights must be NVFP4 or MXFP4.
+//   kRef    as kW4a16 with fp64 sums, scalar: the judge.
+// Rounding points: (1) activation quantization in kW4a4; (2) h, after the routing weight if that
+// comes before `down`, is rounded to bf16 (and then quantized); gate, up and slot values stay fp32;
+// (3) nothing else: the caller adds the shared expert to the fp32 result and rounds.
+// With round_activations = false (2) is left out: fp32 math, the oracle of the model's structure.
+//
+// A token's result depends on its own row and choices only: not on the other tokens, the number of
+// threads, the instruction set, or the workspace's capacity.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "device/context.h"
+#include "kernels/swiglu/swiglu.h"
+#include "moe/expert_placement.h"
+#include "moe/moe_workspace.h"
+#include "moe/router.h"
+#include "numerics/global_scale.h"
+#include "numerics/nvfp4_block.h"
+#include "tensor/weight_matrix.h"
+
+namespace halfbyte {
+
+enum class Arithmetic : uint8_t { kRef, kW4a16, kW4a4 };
+std::string_view ArithmeticName(Arithmetic arithmetic);  // "ref", "w4a16", "w4a4"
+std::optional<Arithmetic> ArithmeticFromName(std::string_view name);
+
+// Views of checkpoint bytes, which must outlive the layer.
+struct ExpertWeights {
+  WeightMatrix gate;  // [intermediate, hidden], w1
+  WeightMatrix up;    // [intermediate, hidden], w3; its own global_scale
+  WeightMatrix down;  // [hidden, intermediate], w2
+};
+
+// Where the routing weight is applied, once: to h before `down` (the model's definition) or to the
+// slot value after it.
+enum class RoutingWeightPlacement : uint8_t { kBeforeDown, kAfterDown };
+
+struct MoeParams {
+  int64_t hidden = 0;
+  int64_t intermediate = 0;
+  Arithmetic arithmetic = Arithmetic::kW4a16;
+  SwigluParams swiglu;
+  RoutingWeightPlacement placement = RoutingWeightPlacement::kBeforeDown;
+  bool round_activations = true;
+  // kW4a4: one static scale per stage, equal for all experts and ranks, headroom included
+  // (StaticActivationScale); without one, each row's own amax / 2688.
+  std::optional<GlobalScale> gate_up_input_scale;
+  std::optional<GlobalScale> down_input_scale;
+};
+
+// The static scale of one stage: the largest of all experts' input_scale, times 2^headroom
+// (moe-layer.md §7). Error: an empty list, a scale that is not finite and positive, headroom
+// outside 0..6. `name` says whose scales they are.
+inline constexpr int kDefaultHeadroom = 5;
+Result<GlobalScale> StaticActivationScale(std::span<const float> input_scales,
+                                          std::string_view name, int headroom = kDefaultHeadroom);
+
+// What the activation quantizers of kW4a4 saw.
+struct MoeCounters {
+  Nvfp4BlockStats gate_up;
+  Nvfp4BlockStats down;
+};
+
+class MoeLayer {
+ public:
+  // experts[e] for local expert e of the placement. `name` stands in error messages ("layer 3").
+  // Errors: a number of experts or shapes that disagree with the parameters; kW4a4 with another
+  // format than NVFP4 or MXFP4; a global scale that is not finite and positive.
+  static Result<MoeLayer> Create(const MoeParams& params, ExpertPlacement placement,
+                                 std::vector<ExpertWeights> experts, std::string_view name);
+
+  // hidden [T, hidden] fp32; out [T, hidden], every row is written (zeros if the token has no local
+  // expert). Any T; more tokens than the workspace takes are done in pieces. Shapes that disagree
+  // abort. Adds to *counters if given.
+  void Run(const Context& context, MatrixView<const float> hidden, const Routing& routing,
+           MatrixView<float> out, MoeWorkspace& workspace, MoeCounters* counters = nullptr) const;
+
+  // Every token through expert 0 with weight 1: the shared expert, by the same rules (R69).
+  void RunDense(const Context& context, MatrixView<const float> hidden, MatrixView<float> out,
+                MoeWorkspace& workspace, MoeCounters* counters = nullptr) const;
+
+  const MoeParams& params() const { return params_; }
+  const ExpertPlacement& placement() const { return placement_; }
+  // Bytes of weights as stored.
+  int64_t weight_bytes() const;
+
+ private:
+  // One piece of tokens on its way through the layer; the steps below run in this order.
+  struct Block {
+    const Context& context;
+    MatrixView<const float> hidden;
+    Routing routing;
+    MatrixView<float> out;
+    MoeWorkspace& workspace;
+    MoeCounters* counters;
+  };
+
+  MoeLayer(const MoeParams& params, ExpertPlacement placement, std::vector<ExpertWeights> experts)
+      : params_(params), placement_(std::move(placement)), experts_(std::move(experts)) {}
+
+  void RunBlock(const Block& block) const;
+  void Gather(const Block& block) const;
+  void GateUp(const Block& block) const;
+  void RequantizeH(const Block& block) const;
+  void Down(const Block& block) const;
+  void Combine(const Block& block) const;
+
+  MoeParams params_;
+  ExpertPlacement placement_;
+  std::vector<ExpertWeights> experts_;
+};
+
+}  // namespace halfbyte

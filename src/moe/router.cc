@@ -1,0 +1,173 @@
+#include "moe/router.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cfloat>
+#include <cmath>
+#include <limits>
+
+#include "base/check.h"
+
+namespace halfbyte {
+namespace {
+
+constexpr float kWorst = -std::numeric_limits<float>::infinity();
+
+bool IsBad(float logit) { return !(logit <= FLT_MAX); }  // NaN or +infinity
+
+float Score(RouterScore function, float logit) {
+  switch (function) {
+    case RouterScore::kSqrtSoftplus:
+      return std::sqrt(std::max(logit, 0.0f) + std::log1p(std::exp(-std::abs(logit))));
+    case RouterScore::kSigmoid:
+      return 1.0f / (1.0f + std::exp(-logit));
+    case RouterScore::kSoftmax:
+    case RouterScore::kIdentity:
+      return logit;
+  }
+  return logit;
+}
+
+// Scores of one row; NaN for bad logits.
+void ScoreRow(const RouterParams& params, const float* logits, float* scores) {
+  const int64_t n = params.experts;
+  for (int64_t e = 0; e < n; ++e) {
+    scores[e] = IsBad(logits[e]) ? NAN : Score(params.score, logits[e]);
+  }
+  if (params.score != RouterScore::kSoftmax) return;
+  float largest = kWorst;
+  for (int64_t e = 0; e < n; ++e) {
+    if (scores[e] > largest) largest = scores[e];
+  }
+  float sum = 0;
+  for (int64_t e = 0; e < n; ++e) {
+    if (std::isnan(scores[e])) continue;
+    scores[e] = largest == kWorst ? 1.0f : std::exp(scores[e] - largest);
+    sum += scores[e];
+  }
+  for (int64_t e = 0; e < n; ++e) scores[e] /= sum;
+}
+
+// Marks an expert that has been chosen: below every key, kWorst included.
+constexpr float kTaken = NAN;
+
+// The top_k largest keys, ties to the lower id. Overwrites chosen keys.
+void SelectLargest(float* keys, int64_t experts, int64_t top_k, int32_t* ids) {
+  for (int64_t j = 0; j < top_k; ++j) {
+    int64_t best = -1;
+    for (int64_t e = 0; e < experts; ++e) {
+      if (std::isnan(keys[e])) continue;
+      if (best < 0 || keys[e] > keys[best]) best = e;
+    }
+    ids[j] = static_cast<int32_t>(best);
+    keys[best] = kTaken;
+  }
+}
+
+void WeighRow(const RouterParams& params, const float* scores, const int32_t* ids, float* weights) {
+  float sum = 0;
+  for (int64_t j = 0; j < params.top_k; ++j) {
+    const float score = scores[ids[j]];
+    weights[j] = std::isnan(score) ? 0.0f : score;
+    sum += weights[j];
+  }
+  // Identity scores may be negative; only a vanishing sum needs a guard.
+  const float divisor = !params.renormalize ? 1.0f : std::abs(sum) < FLT_MIN ? FLT_MIN : sum;
+  for (int64_t j = 0; j < params.top_k; ++j) {
+    weights[j] = weights[j] / divisor * params.routed_scaling_factor;
+  }
+}
+
+void CheckShapes(const RouterParams& params, MatrixView<const float> logits,
+                 const MutableRouting& routing) {
+  HB_CHECK(params.top_k >= 1 && params.top_k <= params.experts, "top_k {} of {} experts",
+           params.top_k, params.experts);
+  HB_CHECK(logits.columns == params.experts, "{} logits for {} experts", logits.columns,
+           params.experts);
+  HB_CHECK(routing.tokens() == logits.rows && routing.topk_weights.rows == logits.rows &&
+               routing.top_k() == params.top_k && routing.topk_weights.columns == params.top_k,
+           "ids [{}, {}], weights [{}, {}] for {} tokens, top_k {}", routing.tokens(),
+           routing.top_k(), routing.topk_weights.rows, routing.topk_weights.columns, logits.rows,
+           params.top_k);
+}
+
+// Calls choose(token, scores, keys, ids) for every row; keys is scratch.
+template <class Choose>
+RouterCounters RouteRows(const Context& context, const RouterParams& params,
+                         MatrixView<const float> logits, MutableRouting routing,
+                         const Choose& choose) {
+  CheckShapes(params, logits, routing);
+  std::atomic<int64_t> bad_rows = 0;
+  const int64_t grain = std::max<int64_t>(1, 4096 / params.experts);
+  context.pool().ParallelFor(logits.rows, grain, [&](int64_t begin, int64_t end) {
+    std::vector<float> scratch(static_cast<size_t>(2 * params.experts));
+    float* scores = scratch.data();
+    float* keys = scores + params.experts;
+    for (int64_t t = begin; t < end; ++t) {
+      ScoreRow(params, logits.row(t), scores);
+      const bool bad = std::any_of(logits.row(t), logits.row(t) + params.experts, IsBad);
+      if (bad) bad_rows.fetch_add(1, std::memory_order_relaxed);
+      choose(t, scores, keys, routing.topk_ids.row(t));
+      WeighRow(params, scores, routing.topk_ids.row(t), routing.topk_weights.row(t));
+    }
+  });
+  return {logits.rows, bad_rows.load()};
+}
+
+}  // namespace
+
+RouterCounters Route(const Context& context, const RouterParams& params,
+                     MatrixView<const float> logits, std::span<const float> bias,
+                     MutableRouting routing) {
+  HB_CHECK(bias.empty() || static_cast<int64_t>(bias.size()) == params.experts,
+           "bias of {} for {} experts", bias.size(), params.experts);
+  return RouteRows(context, params, logits, routing,
+                   [&](int64_t, const float* scores, float* keys, int32_t* ids) {
+                     for (int64_t e = 0; e < params.experts; ++e) {
+                       const float key =
+                           bias.empty() ? scores[e] : scores[e] + bias[static_cast<size_t>(e)];
+                       keys[e] = std::isnan(key) ? kWorst : key;
+                     }
+                     SelectLargest(keys, params.experts, params.top_k, ids);
+                   });
+}
+
+RouterCounters RouteByTable(const Context& context, const RouterParams& params,
+                            MatrixView<const float> logits, MatrixView<const int32_t> table,
+                            std::span<const int32_t> token_ids, MutableRouting routing) {
+  HB_CHECK(table.columns == params.top_k, "table of {} choices, top_k {}", table.columns,
+           params.top_k);
+  HB_CHECK(static_cast<int64_t>(token_ids.size()) == logits.rows, "{} token ids for {} rows",
+           token_ids.size(), logits.rows);
+  return RouteRows(context, params, logits, routing,
+                   [&](int64_t t, const float*, float*, int32_t* ids) {
+                     const int64_t id = token_ids[static_cast<size_t>(t)];
+                     HB_CHECK(id >= 0 && id < table.rows, "token id {} of {}", id, table.rows);
+                     std::copy_n(table.row(id), params.top_k, ids);
+                   });
+}
+
+Result<std::vector<int32_t>> ReadHashTable(const TensorView& tensor, int64_t experts, int64_t top_k,
+                                           std::string_view name) {
+  const bool wide = tensor.dtype == DType::kI64;
+  if (!wide && tensor.dtype != DType::kI32) {
+    return MakeError("{}: a table of expert ids must be I64 or I32, not {}", name,
+                     DTypeName(tensor.dtype));
+  }
+  if (tensor.shape.size() != 2 || tensor.shape[1] != top_k) {
+    return MakeError("{}: shape {} where [vocabulary, {}] is needed", name,
+                     ShapeString(tensor.shape), top_k);
+  }
+  std::vector<int32_t> table(static_cast<size_t>(tensor.elements()));
+  for (int64_t i = 0; i < tensor.elements(); ++i) {
+    const int64_t id = wide ? tensor.Load<int64_t>(i) : tensor.Load<int32_t>(i);
+    const int64_t row = i / top_k;
+    if (id < 0 || id >= experts) {
+      return MakeError("{}: expert id {} of token {} is outside 0..{}", name, id, row, experts - 1);
+    }
+    table[static_cast<size_t>(i)] = static_cast<int32_t>(id);
+  }
+  return table;
+}
+
+}  // namespace halfbyte
