@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# scripts/fuzz.sh [SECONDS [TARGET...]]: builds the fuzz preset and runs each fuzz target for SECONDS
-# (default 60). Seeds are tests/data/fuzz/TARGET/; what a run discovers is kept in
-# build/fuzz/corpus/TARGET/ for the next one. Exits 1 if an input crashed, hung or took too much
-# memory, and says where that input is.
+# scripts/fuzz.sh [SECONDS [TARGET...]]
+# Builds the fuzz preset and runs each fuzz target for SECONDS (default 60). Seeds are
+# tests/data/fuzz/TARGET/; what a run discovers is kept in build/fuzz/corpus/TARGET/ for the next
+# one. Exits 1 if an input crashed, hung or took too much memory, and says where that input is.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -44,8 +44,8 @@ def read_targets(root):
                 if command == "halfbyte_simd_sources":
                     bodies.append(arguments[1])
                 if command in {"add_executable", "halfbyte_library"} | PROGRAM_CALLS:
-                    target = targets.setdefault(
-                        arguments[0], Target(arguments[0], folder, command not in PROGRAM_CALLS))
+                    name, is_room = arguments[0], command not in PROGRAM_CALLS
+                    target = targets.setdefault(name, Target(name, folder, is_room))
                     section = "SOURCES"
                     for word in arguments[1:]:
                         if word in KEYWORDS:
@@ -62,7 +62,8 @@ def read_targets(root):
 
 def includes(path):
     """Yields (line number, included path) for each #include "..."."""
-    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+    text = path.read_text(encoding="utf-8", errors="replace")
+    for number, line in enumerate(text.splitlines(), 1):
         match = re.match(r'\s*#\s*include\s*"([^"]+)"', line)
         if match:
             yield number, match.group(1)
