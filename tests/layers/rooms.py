@@ -132,15 +132,18 @@ def check(root):
                 continue  # headers that a room shares among its own folders
             if own is None:
                 continue  # such a header itself: its room's libraries link what it includes
-            if other is None:
-                faults.append(f"{where}:{number}: no target offers {name} to other rooms")
+            linked = closure(own.deps, targets) if is_program else set(own.deps) & set(targets)
+            if other is None:  # such a header of another room: any library of that room will do
+                if other_room not in {room_of(targets[name].folder / "x") for name in linked}:
+                    faults.append(f"{where}:{number}: includes {name}, but {own.name} links "
+                                  f"nothing of room '{other_room}'")
             elif is_program:
-                if other.name not in closure(own.deps, targets):
+                if other.name not in linked:
                     faults.append(f"{where}:{number}: includes {name}, but its target "
                                   f"{own.name} does not link {other.name}")
             elif other is not own:
                 used.setdefault(own.name, set()).add(other.name)
-                if other.name not in own.deps:
+                if other.name not in linked:
                     faults.append(f"{where}:{number}: includes {name}, but {own.name} does not "
                                   f"link {other.name}: add it to its DEPS")
     for library in libraries.values():

@@ -55,6 +55,19 @@ class PlantedFault(unittest.TestCase):
             "tests/t.cc": '#include "high/high.h"\n'},
             "tests/t.cc:1: .*t does not link high")
 
+    def test_shared_header_of_a_room_that_is_not_linked(self):
+        files = {
+            "src/CMakeLists.txt": CLEAN["src/CMakeLists.txt"] + "add_subdirectory(top)\n",
+            "src/low/CMakeLists.txt": "add_subdirectory(op)\n",
+            "src/low/op/CMakeLists.txt": "halfbyte_library(low)\n",
+            "src/low/op/op.h": '#pragma once\n#include "low/low.h"\n',
+            "src/high/high.h": '#pragma once\n#include "low/op/op.h"\n#include "low/low.h"\n',
+            "src/top/CMakeLists.txt": "halfbyte_library(top DEPS high)\n",
+            "src/top/top.h": '#pragma once\n#include "high/high.h"\n'}
+        self.assertEqual(self.faults(rooms, files), [])
+        files["src/top/top.h"] += '#include "low/low.h"\n'
+        self.expect(rooms, files, "src/top/top.h:3: .*top links nothing of room 'low'")
+
     def test_link_without_an_include(self):
         self.expect(rooms, {"src/high/high.h": "#pragma once\n"}, "links low but includes nothing")
 
