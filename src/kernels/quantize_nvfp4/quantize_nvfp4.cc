@@ -206,9 +206,11 @@ namespace quantize_nvfp4 {
 const RowKernels& KernelsFor(CpuIsa isa) {
   switch (isa) {
     case CpuIsa::kScalar:
-    case CpuIsa::kAvx2:
-    case CpuIsa::kAvx512:
       break;
+    case CpuIsa::kAvx2:
+      return simd_avx2::kRowKernels;
+    case CpuIsa::kAvx512:
+      return simd_avx512::kRowKernels;
   }
   return kScalarKernels;
 }

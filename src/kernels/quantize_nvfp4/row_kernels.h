@@ -31,9 +31,14 @@ struct RowKernels {
 };
 
 extern const RowKernels kScalarKernels;  // the reference
-extern const RowKernels kAvx2Kernels;
-extern const RowKernels kAvx512Kernels;
 
 const RowKernels& KernelsFor(CpuIsa isa);
 
 }  // namespace halfbyte::quantize_nvfp4
+
+namespace halfbyte::simd_avx2 {
+extern const quantize_nvfp4::RowKernels kRowKernels;
+}
+namespace halfbyte::simd_avx512 {
+extern const quantize_nvfp4::RowKernels kRowKernels;
+}
