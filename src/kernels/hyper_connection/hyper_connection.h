@@ -11,7 +11,7 @@
 
 namespace halfbyte {
 
-inline constexpr int kMaxStreams = 8;
+inline constexpr int kMaxStreams = 16;  // as many as a config may have
 
 // n = streams. A site has fn [(2+n)n, nD], base [(2+n)n], scale [3]; the head has fn [n, nD],
 // base [n], scale [1]. Rows of fn: pre (n), post (n), comb (n*n, row-major).

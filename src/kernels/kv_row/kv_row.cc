@@ -102,7 +102,7 @@ void EncodeIndexRow(const IndexRow& layout, const float* row, std::byte* stored)
     std::memcpy(stored, row, static_cast<size_t>(layout.dim) * sizeof(float));
     return;
   }
-  float x[1024];
+  float x[IndexRow::kMaxMxfp4Dim];
   std::copy_n(row, layout.dim, x);
   Hadamard(x, layout.dim);
   for (int64_t b = 0; b < layout.scale_count(); ++b) {
@@ -129,7 +129,7 @@ void DecodeIndexRow(const IndexRow& layout, const std::byte* stored, float* row)
 
 void RoundIndexQuery(const IndexRow& layout, float* query) {
   if (layout.format == IndexFormat::kF32) return;
-  std::byte stored[1024];
+  std::byte stored[IndexRow::kMaxMxfp4Dim];
   EncodeIndexRow(layout, query, stored);
   DecodeIndexRow(layout, stored, query);
 }

@@ -43,8 +43,10 @@ void DecodeKvRow(const KvRow& layout, const std::byte* stored, float* row);
 enum class IndexFormat { kF32, kMxfp4 };
 
 struct IndexRow {
+  static constexpr int64_t kMaxMxfp4Dim = 1024;
+
   IndexFormat format = IndexFormat::kF32;
-  int64_t dim = 0;  // kMxfp4: a power of two
+  int64_t dim = 0;  // kMxfp4: a power of two, 2 .. kMaxMxfp4Dim
 
   int64_t scale_count() const;
   int64_t bytes() const;  // rounded up to 4 (68 for dim 128 in kMxfp4)
