@@ -32,10 +32,9 @@ int64_t GatherKeys(const AttentionShape& shape, const AttentionSequence& sequenc
       selection.indices != nullptr ? selection.counts[token] : VisibleEntries(position, shape.rate);
   const int64_t dim = shape.row.head_dim;
   const int64_t keys = window_count + entry_count;
-  if (scratch.scores.size() < static_cast<size_t>(keys)) {
-    scratch.scores.resize(static_cast<size_t>(keys));
-    scratch.rows.resize(static_cast<size_t>(keys * dim));
-  }
+  // Each by its own size: other layers and models may have other row lengths.
+  if (std::ssize(scratch.scores) < keys) scratch.scores.resize(static_cast<size_t>(keys));
+  if (std::ssize(scratch.rows) < keys * dim) scratch.rows.resize(static_cast<size_t>(keys * dim));
   float* row = scratch.rows.data();
   for (int64_t p = window_begin; p <= position; ++p, row += dim) {
     DecodeKvRow(shape.row, sequence.window.row(p), row);
