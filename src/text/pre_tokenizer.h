@@ -1,0 +1,57 @@
+// Cuts text into pretokens, the pieces that byte-pair encoding works on: a sequence of "isolated"
+// splits, each applied to every piece that the one before left. A match becomes a piece of its own, and
+// so does the text between two matches. Each piece is its own world: look-ahead does not see beyond it.
+#pragma once
+
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/result.h"
+#include "text/regex.h"
+#include "text/utf8.h"
+
+namespace halfbyte {
+
+class PreTokenizer {
+ public:
+  PreTokenizer() = default;
+  explicit PreTokenizer(std::vector<Regex> splits) : splits_(std::move(splits)) {}
+
+  // Calls sink(std::string_view) for each piece, in order; the pieces are non-empty and make up `text`,
+  // which must be valid UTF-8. Error: a regex gives up (Regex::Find).
+  template <class Sink>
+  Status ForEachPiece(std::string_view text, RegexScratch* scratch, Sink&& sink) const {
+    return Split(0, text, scratch, sink);
+  }
+
+ private:
+  template <class Sink>
+  Status Split(size_t stage, std::string_view text, RegexScratch* scratch, Sink& sink) const {
+    if (text.empty()) return {};
+    if (stage == splits_.size()) {
+      sink(text);
+      return {};
+    }
+    size_t done = 0;  // text before this has been handed on
+    size_t from = 0;  // the search goes on here
+    while (from <= text.size()) {
+      auto found = splits_[stage].Find(text, from, scratch);
+      if (!found) return tl::unexpected(std::move(found.error()));
+      if (!*found) break;
+      const auto [begin, end] = **found;
+      HB_RETURN_IF_ERROR(Split(stage + 1, text.substr(done, begin - done), scratch, sink));
+      HB_RETURN_IF_ERROR(Split(stage + 1, text.substr(begin, end - begin), scratch, sink));
+      done = end;
+      from = end;
+      if (begin == end) {  // an empty match cuts here; the next one is a character further
+        from += end < text.size() ? NextUtf8(text.substr(end)).length : 1;
+      }
+    }
+    return Split(stage + 1, text.substr(done), scratch, sink);
+  }
+
+  std::vector<Regex> splits_;
+};
+
+}  // namespace halfbyte

@@ -1,0 +1,72 @@
+// Byte-level BPE tokenizer read from tokenizer.json (tokenizer_file.h says what it understands).
+//
+//   HB_ASSIGN_OR_RETURN(const Tokenizer tokenizer, Tokenizer::Load(dir / "tokenizer.json"));
+//   HB_ASSIGN_OR_RETURN(const auto ids, tokenizer.Encode("Hello", ControlTokens::kAsText));
+//
+// Text may be any bytes. Decode(Encode(text)) == text, byte for byte: what is not valid UTF-8 becomes
+// one single-byte token per byte, and cuts the text around it into separate pretokens.
+// Thread-safe; an Encode borrows working memory (about 1 MiB) that stays for the next.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "text/added_token_finder.h"
+
+namespace halfbyte {
+
+// Whether text that spells an added token ("<｜User｜>", "</think>") becomes that token.
+enum class ControlTokens {
+  kAsText,      // no: ordinary tokens that spell it. For text of users
+  kRecognized,  // yes, everywhere: what the reference library does
+};
+
+class Tokenizer {
+ public:
+  static Result<Tokenizer> Load(const std::filesystem::path& path);
+  // `source` names the text in errors.
+  static Result<Tokenizer> FromJson(std::string_view json, std::string_view source);
+
+  Tokenizer(Tokenizer&&) noexcept;
+  Tokenizer& operator=(Tokenizer&&) noexcept;
+  ~Tokenizer();
+
+  // Errors: text of 2 GiB or more; a regex of the file gives up on the text.
+  Result<std::vector<int32_t>> Encode(std::string_view text, ControlTokens control) const;
+
+  // Control tokens are recognised only where they lie wholly inside `ours`: ranges of `text`, in order
+  // and disjoint; adjacent ones count as one (server.md §3.3). Pretokens ignore the borders of the
+  // ranges, so that all else equals the reference.
+  Result<std::vector<int32_t>> Encode(std::string_view text, std::span<const ByteRange> ours) const;
+
+  // The bytes of the tokens in a row. With skip_special, special tokens give none.
+  // Error: an id outside the vocabulary.
+  Result<std::string> Decode(std::span<const int32_t> ids, bool skip_special) const;
+
+  // The bytes of one token; a control token gives its spelling. Valid as long as the tokenizer.
+  Result<std::string_view> TokenBytes(int32_t id) const;
+  // Marked "special" in the file. Ids outside the vocabulary are not.
+  bool IsSpecial(int32_t id) const;
+  // The id of an added token by its spelling. Error naming file and token if there is none.
+  Result<int32_t> IdOf(std::string_view added_token) const;
+
+  // Ids are 0 .. vocab_size() - 1. A model may have more rows than this.
+  int32_t vocab_size() const;
+  const std::string& source() const;
+
+ private:
+  struct State;
+  explicit Tokenizer(std::unique_ptr<State> state);
+  Result<std::vector<int32_t>> EncodeAround(std::string_view text,
+                                            std::span<const FoundToken> found) const;
+
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace halfbyte
