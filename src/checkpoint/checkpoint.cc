@@ -114,7 +114,7 @@ Result<Checkpoint> Checkpoint::OpenWithFindings(const fs::path& directory, Findi
   if (single != paths.end()) {
     for (const fs::path& path : paths) {
       if (path == *single) continue;
-      findings.push_back({Severity::kWarning, path.filename().string(),
+      findings.push_back({Severity::kNote, path.filename().string(),
                           "stale file: model.safetensors is the model, so it is ignored"});
     }
     paths = {*single};
