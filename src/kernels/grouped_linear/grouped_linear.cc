@@ -27,6 +27,7 @@ void GroupedLinear(const Context& context, MatrixView<const float> x, int64_t gr
     }
     by_group = gathered.data();
   }
+  if (n == 0) return;
   const int64_t grain = std::min(LinearGrain(context, x.rows, w), n);
   const int64_t pieces = (n + grain - 1) / grain;
   const int64_t pieces_per_task = std::max<int64_t>(1, LinearGrain(context, x.rows, w) / grain);

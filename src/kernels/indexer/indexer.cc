@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "kernels/row_math.h"
@@ -15,7 +16,8 @@ float EntryScore(const Indexer& indexer, const float* q, const float* weights, c
   const int64_t dim = indexer.row.dim;
   float score = 0;
   for (int64_t h = 0; h < indexer.heads; ++h) {
-    score += weights[h] * std::max(0.0f, Dot(q + h * dim, key, dim));
+    const float dot = Dot(q + h * dim, key, dim);
+    score += weights[h] * (dot < 0 ? 0.0f : dot);  // NaN stays
   }
   // A NaN would break the order that selection sorts by; such an entry comes last.
   return std::isnan(score) ? -std::numeric_limits<float>::infinity() : score;
@@ -34,6 +36,27 @@ void KeepBest(std::span<const float> scores, int64_t keep, std::vector<int32_t>&
   std::nth_element(order.begin(), order.begin() + keep - 1, order.end(), better);
   std::sort(order.begin(), order.begin() + keep);
   std::copy_n(order.begin(), keep, indices);
+}
+
+// The same for scores without a rule for ties, in the steps of torch.topk: (score, id) pairs of all
+// entries, compared by score alone, through std::partial_sort for few or std::nth_element for many.
+void KeepBestAsReference(std::span<const float> scores, int64_t keep, int64_t entries,
+                         int32_t* indices) {
+  using Entry = std::pair<float, int32_t>;
+  std::vector<Entry> all(static_cast<size_t>(entries));
+  for (int64_t i = 0; i < entries; ++i) {
+    all[static_cast<size_t>(i)] = {i < std::ssize(scores) ? scores[static_cast<size_t>(i)]
+                                                          : -std::numeric_limits<float>::infinity(),
+                                   static_cast<int32_t>(i)};
+  }
+  const auto better = [](const Entry& a, const Entry& b) { return a.first > b.first; };
+  if (keep * 64 <= entries) {
+    std::partial_sort(all.begin(), all.begin() + keep, all.end(), better);
+  } else {
+    std::nth_element(all.begin(), all.begin() + keep - 1, all.end(), better);
+  }
+  for (int64_t i = 0; i < keep; ++i) indices[i] = all[static_cast<size_t>(i)].second;
+  std::sort(indices, indices + keep);
 }
 
 }  // namespace
@@ -64,7 +87,11 @@ void SelectEntries(const Context& context, const Indexer& indexer,
           scores[static_cast<size_t>(t)] =
               EntryScore(indexer, q.row(token), weights.row(token), key.data());
         }
-        KeepBest(scores, keep, order, out);
+        if (indexer.reference_entries > 0) {
+          KeepBestAsReference(scores, keep, indexer.reference_entries, out);
+        } else {
+          KeepBest(scores, keep, order, out);
+        }
       }
     });
   }
