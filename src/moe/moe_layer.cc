@@ -146,6 +146,12 @@ Result<MoeLayer> MoeLayer::Create(const MoeParams& params, ExpertPlacement place
     return MakeError("{}: weights of {} experts where {} belong here", name, experts.size(),
                      placement.local_experts());
   }
+  for (const std::optional<GlobalScale>& scale :
+       {params.gate_up_input_scale, params.down_input_scale}) {
+    if (scale && !scale->IsUsable()) {
+      return MakeError("{}: activation scale {} is not finite and positive", name, scale->value());
+    }
+  }
   for (size_t e = 0; e < experts.size(); ++e) {
     const auto check = [&](const WeightMatrix& w, int64_t rows, int64_t columns,
                            std::string_view part) {

@@ -1,0 +1,160 @@
+#include "moe/router.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <set>
+
+namespace halfbyte {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+struct Routed {
+  std::vector<int32_t> ids;
+  std::vector<float> weights;
+  RouterCounters counters;
+};
+
+Routed RouteAll(const RouterParams& params, const std::vector<float>& logits,
+                const std::vector<float>& bias, int threads = 1) {
+  ThreadPool pool(threads);
+  const int64_t tokens = static_cast<int64_t>(logits.size()) / params.experts;
+  Routed r;
+  r.ids.assign(static_cast<size_t>(tokens * params.top_k), -7);
+  r.weights.assign(r.ids.size(), NAN);
+  r.counters =
+      Route(Context(pool), params, {logits.data(), tokens, params.experts}, bias,
+            {{r.ids.data(), tokens, params.top_k}, {r.weights.data(), tokens, params.top_k}});
+  return r;
+}
+
+constexpr RouterParams kSmall{.experts = 4, .top_k = 2, .routed_scaling_factor = 1.5f};
+
+TEST(Router, TheBiasSelectsAndTheScoresWeigh) {  // RTE-04, R115
+  const Routed biased = RouteAll(kSmall, {2, 1, 0.5f, -1}, {-0.9f, 0, 0.6f, 0.9f});
+  EXPECT_EQ(biased.ids, (std::vector<int32_t>{2, 3}));
+  EXPECT_NEAR(biased.weights[0], 0.95718417, 1e-6);
+  EXPECT_NEAR(biased.weights[1], 0.54281583, 1e-6);
+  const Routed plain = RouteAll(kSmall, {2, 1, 0.5f, -1}, {});
+  EXPECT_EQ(plain.ids, (std::vector<int32_t>{0, 1}));
+  EXPECT_NEAR(plain.weights[0], 0.83997056, 1e-6);
+  EXPECT_NEAR(plain.weights[1], 0.66002944, 1e-6);
+}
+
+TEST(Router, TiesGoToTheLowerId) {  // R115
+  const RouterParams params{.experts = 6, .top_k = 3};
+  EXPECT_EQ(RouteAll(params, {0, 1, 1, 0, 1, 1}, {}).ids, (std::vector<int32_t>{1, 2, 4}));
+  EXPECT_EQ(RouteAll(params, std::vector<float>(6, -3), {}).ids, (std::vector<int32_t>{0, 1, 2}));
+}
+
+TEST(Router, ANanIsNeverChosenAndChangesNothingElse) {  // RTE-01
+  const RouterParams params{.experts = 4, .top_k = 2};
+  const Routed one = RouteAll(params, {NAN, 1, 2, 0, /* next row */ 3, 1, 2, 0}, {});
+  EXPECT_EQ(std::vector<int32_t>(one.ids.begin(), one.ids.begin() + 2),
+            (std::vector<int32_t>{2, 1}));
+  EXPECT_NEAR(one.weights[0], 0.55998037, 1e-6);
+  EXPECT_NEAR(one.weights[1], 0.44001963, 1e-6);
+  EXPECT_EQ(one.counters.bad_rows, 1);
+  EXPECT_EQ(one.counters.rows, 2);
+  const Routed alone = RouteAll(params, {3, 1, 2, 0}, {});
+  EXPECT_EQ(std::memcmp(&one.ids[2], alone.ids.data(), 8), 0);
+  EXPECT_EQ(std::memcmp(&one.weights[2], alone.weights.data(), 8), 0);
+}
+
+TEST(Router, RowsOfNanOrInfinityGiveDistinctValidIdsOfWeightZero) {  // RTE-01
+  for (const RouterScore score : {RouterScore::kSqrtSoftplus, RouterScore::kSigmoid,
+                                  RouterScore::kSoftmax, RouterScore::kIdentity}) {
+    for (const float bad : {NAN, kInf}) {
+      const RouterParams params{.experts = 8, .top_k = 3, .score = score};
+      const Routed r = RouteAll(params, std::vector<float>(8, bad), std::vector<float>(8, 1.0f));
+      EXPECT_EQ(std::set<int32_t>(r.ids.begin(), r.ids.end()).size(), 3u);
+      for (const int32_t id : r.ids) EXPECT_TRUE(id >= 0 && id < 8);
+      for (const float weight : r.weights) EXPECT_EQ(weight, 0);
+      EXPECT_EQ(r.counters.bad_rows, 1);
+    }
+  }
+}
+
+TEST(Router, ExtremeLogitsHaveFiniteWeights) {
+  const RouterParams params{.experts = 4, .top_k = 2};
+  for (const std::vector<float>& logits :
+       std::vector<std::vector<float>>{{3e38f, 100, -3e38f, 0},
+                                       {-3e38f, -3e38f, -kInf, -3e38f},
+                                       {-kInf, -kInf, -kInf, -kInf},
+                                       {-80, -90, -100, -110}}) {
+    const Routed r = RouteAll(params, logits, {});
+    EXPECT_EQ(r.counters.bad_rows, 0);
+    float sum = 0;
+    for (const float weight : r.weights) {
+      EXPECT_TRUE(weight >= 0 && std::isfinite(weight)) << logits[0];
+      sum += weight;
+    }
+    EXPECT_TRUE(sum == 0 || std::abs(sum - 1) < 1e-5);
+  }
+}
+
+TEST(Router, OtherScoresFollowTheirFormulas) {
+  RouterParams params{
+      .experts = 3, .top_k = 2, .score = RouterScore::kSoftmax, .renormalize = false};
+  const double sum = std::exp(1) + std::exp(2) + std::exp(0.5);
+  EXPECT_NEAR(RouteAll(params, {1, 2, 0.5f}, {}).weights[0], std::exp(2) / sum, 1e-6);
+  params.score = RouterScore::kSigmoid;
+  EXPECT_NEAR(RouteAll(params, {1, 2, 0.5f}, {}).weights[1], 1 / (1 + std::exp(-1.0)), 1e-6);
+  params.score = RouterScore::kIdentity;
+  EXPECT_EQ(RouteAll(params, {1, 2, 0.5f}, {}).weights, (std::vector<float>{2, 1}));
+}
+
+TEST(Router, HashLayersTakeIdsFromTheTableAndWeightsFromTheScores) {  // R116
+  ThreadPool pool(1);
+  const std::vector<float> logits = {2, 1, 0.5f, -1, 0, 1, 2, 3};
+  const std::vector<int32_t> table = {0, 1, 3, 2, 2, 2}, tokens = {1, 2};
+  std::vector<int32_t> ids(4);
+  std::vector<float> weights(4);
+  RouteByTable(Context(pool), kSmall, {logits.data(), 2, 4}, {table.data(), 3, 2}, tokens,
+               {{ids.data(), 2, 2}, {weights.data(), 2, 2}});
+  EXPECT_EQ(ids, (std::vector<int32_t>{3, 2, 2, 2}));
+  EXPECT_NEAR(weights[0], 0.54281583, 1e-6);
+  EXPECT_NEAR(weights[1], 0.95718417, 1e-6);
+  EXPECT_EQ(weights[2], 0.75f);  // a duplicate counts twice
+}
+
+TEST(Router, ResultsDoNotDependOnThreadsOrBatch) {
+  const RouterParams params{.experts = 37, .top_k = 5, .routed_scaling_factor = 2.5f};
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal;
+  std::vector<float> logits(37 * 301), bias(37);
+  for (float& x : logits) x = normal(random);
+  for (float& x : bias) x = normal(random);
+  const Routed one = RouteAll(params, logits, bias, 1);
+  const Routed three = RouteAll(params, logits, bias, 3);
+  EXPECT_EQ(one.ids, three.ids);
+  EXPECT_EQ(one.weights, three.weights);
+  const Routed row = RouteAll(params, {logits.begin() + 37 * 9, logits.begin() + 37 * 10}, bias);
+  for (size_t j = 0; j < 5; ++j) {
+    EXPECT_EQ(row.ids[j], one.ids[45 + j]);
+    EXPECT_EQ(row.weights[j], one.weights[45 + j]);
+  }
+}
+
+TEST(Router, HashTablesAreCheckedAndErrorsNameTheToken) {
+  const std::vector<int64_t> good = {0, 3, 2, 1}, bad = {0, 3, 4, 1}, negative = {0, -1, 2, 1};
+  const auto read = [](const std::vector<int64_t>& values, int64_t top_k) {
+    return ReadHashTable({DType::kI64, {2, 2}, std::as_bytes(std::span(values))}, 4, top_k,
+                         "layers.0.gate.tid2eid");
+  };
+  EXPECT_EQ(*read(good, 2), (std::vector<int32_t>{0, 3, 2, 1}));
+  ASSERT_FALSE(read(bad, 2).has_value());
+  EXPECT_NE(read(bad, 2).error().message.find("expert id 4 of token 1"), std::string::npos);
+  EXPECT_FALSE(read(negative, 2).has_value());
+  EXPECT_FALSE(read(good, 4).has_value());
+  const std::vector<float> floats(4);
+  EXPECT_FALSE(ReadHashTable({DType::kF32, {2, 2}, std::as_bytes(std::span(floats))}, 4, 2, "t")
+                   .has_value());
+}
+
+}  // namespace
+}  // namespace halfbyte
