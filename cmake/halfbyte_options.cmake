@@ -18,7 +18,9 @@ endif()
 # live in files of their own, compiled with their own flags and chosen at run time.
 # No contraction: each floating-point operation in the source is one IEEE operation, so results do
 # not depend on what the compiler fuses. Kernels that want a fused multiply-add call it by name.
-add_compile_options(-Wall -Wextra -Wshadow -Werror -ffp-contract=off)
+# -Wno-missing-field-initializers: members that a designated initializer leaves out have defaults.
+add_compile_options(-Wall -Wextra -Wshadow -Wno-missing-field-initializers -Werror
+                    -ffp-contract=off)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   add_compile_options(-march=x86-64-v3)
 else()

@@ -224,7 +224,8 @@ void AttentionBlock::Select(const Step& step, MatrixView<const float> x,
                 {.heads = config_->index_heads,
                  .rate = kind_.compress_rate,
                  .top_k = config_->index_topk,
-                 .row = step.cache->index_row()},
+                 .row = step.cache->index_row(),
+                 .reference_entries = step.reference_tokens / kind_.compress_rate},
                 JoinSequences<IndexerSequence>(step,
                                                [&](const Sequence& sequence, IndexerSequence& s) {
                                                  s.keys = step.cache->IndexRows(sequence, layer_);

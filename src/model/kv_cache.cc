@@ -1,10 +1,7 @@
 #include "model/kv_cache.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <utility>
 
 #include "base/check.h"
@@ -30,21 +27,6 @@ void ReleasePages(PagePool& pool, std::vector<int32_t>& table) {
 }
 
 }  // namespace
-
-void KvCache::Unmap::operator()(std::byte* data) const { ::munmap(data, size); }
-
-Result<KvCache::Memory> KvCache::AllocateZeroed(int64_t bytes) {
-  // Fresh pages are zero and cost nothing until they are written.
-  const size_t size = static_cast<size_t>(std::max<int64_t>(bytes, 1));
-  void* data = ::mmap(nullptr, size, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (data == MAP_FAILED) {
-    return MakeError("KV cache: cannot reserve {} bytes; allow a shorter context", bytes);
-  }
-  return Memory(static_cast<std::byte*>(data), Unmap{size});
-}
-
-KvCache::~KvCache() = default;
 
 Result<std::unique_ptr<KvCache>> KvCache::Create(const ModelConfig& config, KvFormat kv_format,
                                                  IndexFormat index_format,
@@ -118,12 +100,13 @@ Status KvCache::AllocatePools(const ModelConfig& config) {
       total += RoundUp(bytes, 64);
     }
   }
-  HB_ASSIGN_OR_RETURN(rows_, AllocateZeroed(total));
-  HB_ASSIGN_OR_RETURN(state_, AllocateZeroed(state_slots_.free_pages() * state_slot_bytes()));
+  HB_ASSIGN_OR_RETURN(rows_, ZeroedMemory::Allocate(total, "KV cache"));
+  HB_ASSIGN_OR_RETURN(state_, ZeroedMemory::Allocate(state_slots_.free_pages() * state_slot_bytes(),
+                                                     "KV cache state"));
   for (size_t l = 0; l < layers_.size(); ++l) {
-    layers_[l].window = rows_.get() + offsets[3 * l];
-    layers_[l].compressed = rows_.get() + offsets[3 * l + 1];
-    layers_[l].index = rows_.get() + offsets[3 * l + 2];
+    layers_[l].window = rows_.data() + offsets[3 * l];
+    layers_[l].compressed = rows_.data() + offsets[3 * l + 1];
+    layers_[l].index = rows_.data() + offsets[3 * l + 2];
   }
   return {};
 }
@@ -166,7 +149,7 @@ void KvCache::Advance(Sequence& sequence, int64_t tokens) {
 
 // Copies the ring rows of the last group before `position` between a slot and a tail.
 void KvCache::CopyTail(int64_t position, int32_t slot, float* tail, bool restore) const {
-  float* state = reinterpret_cast<float*>(state_.get()) + slot * state_floats_;
+  float* state = reinterpret_cast<float*>(state_.data()) + slot * state_floats_;
   for (const RingRange& ring : rings_) {
     if (!ring.overlap) continue;  // its group is empty at a block boundary
     for (int64_t p = position - ring.rate; p < position; ++p) {
@@ -244,13 +227,13 @@ PagedRows KvCache::IndexRows(const Sequence& sequence, int64_t layer) const {
 
 CompressorRing KvCache::AttentionRing(const Sequence& sequence, int64_t layer) const {
   const LayerPools& pools = layers_[static_cast<size_t>(layer)];
-  float* state = reinterpret_cast<float*>(state_.get()) + sequence.slot_ * state_floats_;
+  float* state = reinterpret_cast<float*>(state_.data()) + sequence.slot_ * state_floats_;
   return {state + pools.attention_ring, pools.overlap ? 2 * pools.rate : pools.rate};
 }
 
 CompressorRing KvCache::IndexerRing(const Sequence& sequence, int64_t layer) const {
   const LayerPools& pools = layers_[static_cast<size_t>(layer)];
-  float* state = reinterpret_cast<float*>(state_.get()) + sequence.slot_ * state_floats_;
+  float* state = reinterpret_cast<float*>(state_.data()) + sequence.slot_ * state_floats_;
   return {state + pools.indexer_ring, 2 * pools.rate};
 }
 

@@ -18,6 +18,7 @@
 
 #include "base/result.h"
 #include "checkpoint/model_config.h"
+#include "device/zeroed_memory.h"
 #include "kernels/compressor/compressor.h"
 #include "kernels/kv_row/kv_row.h"
 #include "model/page_pool.h"
@@ -43,7 +44,6 @@ class KvCache {
   static Result<std::unique_ptr<KvCache>> Create(const ModelConfig& config, KvFormat kv_format,
                                                  IndexFormat index_format,
                                                  const KvCacheLimits& limits);
-  ~KvCache();
 
   // An empty sequence; one continued from a snapshot. Error: no state slot is free.
   Result<Sequence> NewSequence();
@@ -104,13 +104,6 @@ class KvCache {
   int64_t TailFloats() const;
   void CopyTail(int64_t position, int32_t slot, float* tail, bool restore) const;
 
-  struct Unmap {
-    size_t size = 0;
-    void operator()(std::byte* data) const;
-  };
-  using Memory = std::unique_ptr<std::byte, Unmap>;
-  Result<Memory> AllocateZeroed(int64_t bytes);
-
   KvRow kv_row_;
   IndexRow index_row_;
   int64_t window_ = 0;
@@ -123,8 +116,8 @@ class KvCache {
   PagePool window_pages_;
   PagePool state_slots_;
   int64_t snapshots_left_ = 0;
-  Memory rows_;
-  Memory state_;
+  ZeroedMemory rows_;
+  ZeroedMemory state_;
 };
 
 // One sequence: position and page tables.

@@ -11,6 +11,7 @@
 #include "kernels/rope/rope.h"
 #include "kernels/token_span.h"
 #include "model/kv_cache.h"
+#include "moe/moe_workspace.h"
 #include "numerics/rounding.h"
 
 namespace halfbyte {
@@ -28,7 +29,9 @@ struct Step {
   const Context* context = nullptr;
   const KvCache* cache = nullptr;
   Arena* arena = nullptr;
+  MoeWorkspace* moe_workspace = nullptr;
   Rounding rounding = Rounding::kNone;
+  int64_t reference_tokens = 0;  // TransformerOptions
 
   int64_t tokens = 0;
   std::vector<int32_t> token_ids;  // [tokens]

@@ -76,6 +76,7 @@ Status Transformer::LoadWeights() {
     layers_.push_back({std::move(attention_norm), std::move(ffn_norm), std::move(attention_hc),
                        std::move(ffn_hc), std::move(attention), std::move(moe)});
   }
+  moe_workspace_.emplace(MoeBlock::Limits(c, options_.batch_tokens));
   return {};
 }
 
@@ -111,7 +112,12 @@ Status Transformer::CheckBatch(std::span<const BatchItem> batch) const {
 }
 
 Step Transformer::MakeStep(const KvCache& cache, std::span<const BatchItem> batch) {
-  Step step{.context = &context_, .cache = &cache, .arena = &arena_, .rounding = rounding_};
+  Step step{.context = &context_,
+            .cache = &cache,
+            .arena = &arena_,
+            .moe_workspace = &*moe_workspace_,
+            .rounding = rounding_,
+            .reference_tokens = options_.reference_tokens};
   std::vector<int64_t> positions;
   for (const BatchItem& item : batch) {
     const int64_t count = std::ssize(item.tokens);
@@ -147,7 +153,7 @@ Result<MatrixView<const float>> Transformer::Forward(KvCache& cache,
 void Transformer::RunLayer(const Step& step, int64_t index, MatrixView<float> streams,
                            LayerProbe* probe) {
   const Arena::Scope scope(arena_);
-  const Layer& layer = layers_[static_cast<size_t>(index)];
+  Layer& layer = layers_[static_cast<size_t>(index)];
   const int64_t tokens = step.tokens;
   const int64_t hidden = config().hidden_size;
   const int64_t n = config().hc_streams;
@@ -158,6 +164,8 @@ void Transformer::RunLayer(const Step& step, int64_t index, MatrixView<float> st
   const MatrixView<float> x = arena_.Matrix(tokens, hidden);
   const MatrixView<float> attended = arena_.Matrix(tokens, hidden);
   const MatrixView<float> mixed = arena_.Matrix(tokens, hidden);
+  const MutableRouting routing{arena_.Matrix<int32_t>(tokens, config().experts_per_token),
+                               arena_.Matrix(tokens, config().experts_per_token)};
 
   HcPre(context_, layer.attention_hc.view(), streams, rounding_, mix, x, post, comb);
   RmsNorm(context_, x, layer.attention_norm.data(), eps, rounding_, x);
@@ -166,7 +174,7 @@ void Transformer::RunLayer(const Step& step, int64_t index, MatrixView<float> st
 
   HcPre(context_, layer.ffn_hc.view(), streams, rounding_, mix, x, post, comb);
   RmsNorm(context_, x, layer.ffn_norm.data(), eps, rounding_, x);
-  const Routing& routing = layers_[static_cast<size_t>(index)].moe.Forward(step, x, mixed);
+  layer.moe.Forward(step, x, routing, mixed);
   HcPost(context_, mixed, post, comb, rounding_, streams);
 
   if (probe != nullptr) probe->OnLayer(index, attended, mixed, routing, streams);
@@ -193,12 +201,6 @@ MatrixView<const float> Transformer::Logits(const Step& step, std::span<const Ba
   const MatrixView<float> logits = arena_.Matrix(rows, config().vocab_size);
   Linear(context_, y, head_, logits);
   return logits;
-}
-
-Nvfp4BlockStats Transformer::activation_stats() const {
-  Nvfp4BlockStats total;
-  for (const Layer& layer : layers_) total += layer.moe.activation_stats();
-  return total;
 }
 
 }  // namespace halfbyte

@@ -11,6 +11,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -18,8 +19,8 @@
 #include "checkpoint/model_checkpoint.h"
 #include "device/arena.h"
 #include "device/context.h"
-#include "kernels/hyper_connection/hyper_connection.h"
 #include "model/attention_block.h"
+#include "model/hyper_connection_weights.h"
 #include "model/kv_cache.h"
 #include "model/math_mode.h"
 #include "model/moe_block.h"
@@ -31,6 +32,9 @@ struct TransformerOptions {
   MathMode math = MathMode::kDefault;
   Arithmetic arithmetic = Arithmetic::kW4a16;
   int64_t batch_tokens = 512;  // most tokens of one Forward
+  // Not 0: the length of a whole prompt whose logits will be compared with PyTorch's; equal indexer
+  // scores are then chosen as PyTorch chooses them (kernels/indexer).
+  int64_t reference_tokens = 0;
 };
 
 // Sees intermediate results of every layer; used by tests against reference implementations.
@@ -63,8 +67,10 @@ class Transformer {
   Result<MatrixView<const float>> Forward(KvCache& cache, std::span<const BatchItem> batch,
                                           LayerProbe* probe = nullptr);
 
-  // NVFP4 activation counters since loading, summed over layers; zero unless arithmetic is w4a4.
-  Nvfp4BlockStats activation_stats() const;
+  // What the activation quantizers of one layer saw since loading; all zero unless w4a4.
+  const MoeCounters& moe_counters(int64_t layer) const {
+    return layers_[static_cast<size_t>(layer)].moe.counters();
+  }
   int64_t workspace_bytes() const { return arena_.capacity_bytes(); }
 
  private:
@@ -98,6 +104,7 @@ class Transformer {
   std::vector<double> window_frequencies_;
   std::vector<double> compressed_frequencies_;
   Arena arena_;
+  std::optional<MoeWorkspace> moe_workspace_;
 };
 
 }  // namespace halfbyte

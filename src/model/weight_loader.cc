@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "moe/router.h"
 #include "numerics/bf16.h"
 #include "numerics/fp16.h"
 
@@ -54,24 +55,8 @@ Result<std::vector<float>> WeightLoader::Vector(const ModuleKey& key, int64_t co
 
 Result<std::vector<int32_t>> WeightLoader::RouterTable(const ModuleKey& key) const {
   HB_ASSIGN_OR_RETURN(const CheckpointTensor tensor, checkpoint_->FindTensor(key));
-  const TensorView view = tensor.View();
-  const std::string_view name = tensor.info->name;
-  const int64_t count = config().vocab_size * config().experts_per_token;
-  if (view.elements() != count || (view.dtype != DType::kI64 && view.dtype != DType::kI32)) {
-    return MakeError("{}: {} {} where I64 or I32 [{}, {}] is expected", name, DTypeName(view.dtype),
-                     ShapeString(view.shape), config().vocab_size, config().experts_per_token);
-  }
-  std::vector<int32_t> table(static_cast<size_t>(count));
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t id =
-        view.dtype == DType::kI64 ? view.Load<int64_t>(i) : int64_t{view.Load<int32_t>(i)};
-    if (id < 0 || id >= config().routed_experts) {
-      return MakeError("{}: row {} names expert {}, but there are {}", name,
-                       i / config().experts_per_token, id, config().routed_experts);
-    }
-    table[static_cast<size_t>(i)] = static_cast<int32_t>(id);
-  }
-  return table;
+  return ReadHashTable(tensor.View(), config().routed_experts, config().experts_per_token,
+                       tensor.info->name);
 }
 
 }  // namespace halfbyte

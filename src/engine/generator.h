@@ -1,0 +1,37 @@
+// Generates a continuation of one prompt, token by token.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "base/result.h"
+#include "engine/sampler.h"
+#include "model/transformer.h"
+
+namespace halfbyte {
+
+struct GenerateRequest {
+  std::vector<int32_t> prompt;
+  std::optional<int64_t> max_tokens;  // absent: until the end token or the end of the context
+  SamplingParams sampling;
+  std::vector<int64_t> stop_ids;  // end the text; the one that came is in the result
+};
+
+enum class FinishReason { kStop, kLength };
+
+struct GenerateResult {
+  std::vector<int32_t> tokens;
+  FinishReason finish = FinishReason::kLength;
+  double prompt_seconds = 0;
+  double generate_seconds = 0;
+};
+
+// Calls on_token for every token as it comes. Errors: an empty prompt, one that leaves no room in
+// the model's context, max_tokens that do not fit or are below 1; what Forward and Sample return.
+Result<GenerateResult> Generate(Transformer& model, const GenerateRequest& request,
+                                const std::function<void(int32_t)>& on_token);
+
+}  // namespace halfbyte

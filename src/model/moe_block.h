@@ -1,0 +1,43 @@
+// The feed-forward half of one layer (deepseek-v4.md §2.8, §2.9): router, routed experts, shared
+// expert. out = round(routed + shared).
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "base/result.h"
+#include "model/step.h"
+#include "model/weight_loader.h"
+#include "moe/moe_layer.h"
+#include "moe/router.h"
+
+namespace halfbyte {
+
+class MoeBlock {
+ public:
+  static Result<MoeBlock> Load(const WeightLoader& loader, int64_t layer, Arithmetic arithmetic,
+                               Rounding rounding);
+
+  // What a workspace for this model's layers must take.
+  static MoeLimits Limits(const ModelConfig& config, int64_t tokens);
+
+  // x: normed hidden [tokens, D]. Writes out [tokens, D] and the choices made.
+  void Forward(const Step& step, MatrixView<const float> x, MutableRouting routing,
+               MatrixView<float> out);
+
+  const MoeCounters& counters() const { return counters_; }  // since loading; kW4a4 only
+
+ private:
+  MoeBlock(MoeLayer routed, MoeLayer shared)
+      : routed_(std::move(routed)), shared_(std::move(shared)) {}
+
+  RouterParams router_;
+  WeightMatrix router_weight_;  // [E, D]
+  std::vector<float> bias_;     // [E], learned routing
+  std::vector<int32_t> table_;  // [vocab, K], hash routing
+  MoeLayer routed_;
+  MoeLayer shared_;
+  MoeCounters counters_;
+};
+
+}  // namespace halfbyte
