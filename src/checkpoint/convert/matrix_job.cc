@@ -219,7 +219,7 @@ class MatrixConverter {
     HB_RETURN_IF_ERROR(writer_.Write(output++, 0, ScalesOf(bytes)));
     HB_RETURN_IF_ERROR(WriteScalar(output++, stored(matrix.global_scale)));
     if (plan.has_input_scale) {
-      HB_RETURN_IF_ERROR(WriteScalar(output++, stored(*weight.input_scale)));
+      HB_RETURN_IF_ERROR(WriteScalar(output++, stored(InputScaleOf(weight))));
     }
     report->bytes = static_cast<int64_t>(DataOf(bytes).size() + ScalesOf(bytes).size()) +
                     int64_t{sizeof(float)} * (plan.has_input_scale ? 2 : 1);
@@ -235,6 +235,12 @@ class MatrixConverter {
     }
     Compare(weight.matrix, AsWeight(matrix), report);
     return {};
+  }
+
+  // FP8 states its input's amax / 448, NVFP4 amax / 2688.
+  static GlobalScale InputScaleOf(const StoredWeight& weight) {
+    if (weight.matrix.format != WeightFormat::kFp8) return *weight.input_scale;
+    return GlobalScale(weight.input_scale->value() / kE2m1Max);
   }
 
   Status WriteScalar(size_t output, float value) {
