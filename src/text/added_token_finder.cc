@@ -46,8 +46,7 @@ void AddedTokenFinder::FindAll(std::string_view text, ByteRange range,
   size_t at = range.begin;
   while (at < range.end) {
     const auto [first, last] = by_first_byte_[static_cast<uint8_t>(text[at])];
-    const Match match =
-        first == last ? Match{} : LongestAt(text.substr(at, range.end - at));
+    const Match match = first == last ? Match{} : LongestAt(text.substr(at, range.end - at));
     if (match.length > 0) {
       found->push_back({{at, at + match.length}, match.id});
       at += match.length;

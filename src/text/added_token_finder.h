@@ -39,7 +39,7 @@ class AddedTokenFinder {
   };
   Match LongestAt(std::string_view text) const;
 
-  std::vector<std::pair<std::string_view, int32_t>> tokens_;  // sorted by spelling
+  std::vector<std::pair<std::string_view, int32_t>> tokens_;           // sorted by spelling
   std::array<std::pair<uint32_t, uint32_t>, 256> by_first_byte_ = {};  // ranges of tokens_
 };
 

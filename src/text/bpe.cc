@@ -68,8 +68,7 @@ void Bpe::Encode(std::string_view word, BpeScratch* scratch, std::vector<int32_t
     EncodeUncached(word, scratch, ids);
     return;
   }
-  BpeScratch::CachedWord& slot =
-      scratch->cache_[HashWord(word) & (scratch->cache_.size() - 1)];
+  BpeScratch::CachedWord& slot = scratch->cache_[HashWord(word) & (scratch->cache_.size() - 1)];
   if (slot.length == word.size() && std::memcmp(slot.word, word.data(), word.size()) == 0) {
     ids->insert(ids->end(), slot.ids, slot.ids + slot.count);
     return;

@@ -1,5 +1,6 @@
 // Byte-pair encoding of one pretoken: starts from one token per byte and, as long as any neighbours
-// have a merge rule, joins the pair whose rule stands earliest in the file, the leftmost one on ties.
+// have a merge rule, joins the pair whose rule stands earliest in the file, the leftmost one on
+// ties.
 #pragma once
 
 #include <array>
@@ -37,8 +38,8 @@ class BpeMergeTable {
   std::vector<Entry> slots_;  // open addressing, a power of two, at most half full
 };
 
-// Memory for Bpe::Encode: buffers and a bounded cache of short pretokens (1 MiB). Belongs to one Bpe;
-// one per thread at a time.
+// Memory for Bpe::Encode: buffers and a bounded cache of short pretokens (1 MiB). Belongs to one
+// Bpe; one per thread at a time.
 class BpeScratch {
  public:
   BpeScratch() : cache_(size_t{1} << kCacheBits) {}
@@ -73,7 +74,8 @@ class Bpe {
   Bpe(const std::array<int32_t, 256>& byte_ids, BpeMergeTable merges)
       : byte_ids_(byte_ids), merges_(std::move(merges)) {}
 
-  // Appends the tokens of `word` to `ids`: near-linear time in its length, which must be below 2^31.
+  // Appends the tokens of `word` to `ids`: near-linear time in its length, which must be below
+  // 2^31.
   void Encode(std::string_view word, BpeScratch* scratch, std::vector<int32_t>* ids) const;
   // The same without cache; what the cache is filled from.
   void EncodeUncached(std::string_view word, BpeScratch* scratch, std::vector<int32_t>* ids) const;

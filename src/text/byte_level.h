@@ -1,6 +1,6 @@
 // How "byte-level" vocabularies spell bytes: printable Latin-1 characters stand for themselves, the
-// other 68 bytes, in order, for U+0100, U+0101, ... so that every byte string has a printable spelling
-// (GPT-2; the ByteLevel parts of the Hugging Face tokenizer format).
+// other 68 bytes, in order, for U+0100, U+0101, ... so that every byte string has a printable
+// spelling (GPT-2; the ByteLevel parts of the Hugging Face tokenizer format).
 #pragma once
 
 #include <array>
@@ -25,7 +25,8 @@ constexpr uint32_t ByteLevelCharacter(uint8_t byte) {
 // That character in UTF-8: "Ġ" for a space.
 std::string SpellByte(uint8_t byte);
 
-// The bytes that `spelling` stands for; nullopt if some character stands for none. Valid UTF-8 only.
+// The bytes that `spelling` stands for; nullopt if some character stands for none. Valid UTF-8
+// only.
 std::optional<std::string> UnspellBytes(std::string_view spelling);
 
 }  // namespace halfbyte

@@ -1,6 +1,7 @@
 // Fields of a JSON object parsed by simdjson, for files too large for base/json.h (a vocabulary of
-// 129,000 tokens: 0.05 s instead of minutes in an ordered map). Same rules: typed, null means absent,
-// errors name file and field. In addition the caller lists the fields it knows; others are errors.
+// 129,000 tokens: 0.05 s instead of minutes in an ordered map). Same rules: typed, null means
+// absent, errors name file and field. In addition the caller lists the fields it knows; others are
+// errors.
 #pragma once
 
 #include <simdjson.h>
@@ -19,8 +20,8 @@ std::string_view JsonTypeName(simdjson::dom::element value);
 
 class JsonFields {
  public:
-  // `where` is the path from the top ("model.vocab"), "" for the top itself. Errors: not an object, a
-  // field that is not in `known`, a field that appears twice.
+  // `where` is the path from the top ("model.vocab"), "" for the top itself. Errors: not an object,
+  // a field that is not in `known`, a field that appears twice.
   static Result<JsonFields> Of(simdjson::dom::element value, std::string source, std::string where,
                                std::initializer_list<std::string_view> known);
 

@@ -1,6 +1,7 @@
 // Cuts text into pretokens, the pieces that byte-pair encoding works on: a sequence of "isolated"
-// splits, each applied to every piece that the one before left. A match becomes a piece of its own, and
-// so does the text between two matches. Each piece is its own world: look-ahead does not see beyond it.
+// splits, each applied to every piece that the one before left. A match becomes a piece of its own,
+// and so does the text between two matches. Each piece is its own world: look-ahead does not see
+// beyond it.
 #pragma once
 
 #include <string_view>
@@ -18,8 +19,8 @@ class PreTokenizer {
   PreTokenizer() = default;
   explicit PreTokenizer(std::vector<Regex> splits) : splits_(std::move(splits)) {}
 
-  // Calls sink(std::string_view) for each piece, in order; the pieces are non-empty and make up `text`,
-  // which must be valid UTF-8. Error: a regex gives up (Regex::Find).
+  // Calls sink(std::string_view) for each piece, in order; the pieces are non-empty and make up
+  // `text`, which must be valid UTF-8. Error: a regex gives up (Regex::Find).
   template <class Sink>
   Status ForEachPiece(std::string_view text, RegexScratch* scratch, Sink&& sink) const {
     return Split(0, text, scratch, sink);

@@ -14,18 +14,14 @@ namespace {
 // Unicode's definition of a word character as Oniguruma has it. PCRE2's own \w lacks marks.
 constexpr std::string_view kWord = "A-Za-z0-9_\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}";
 
-// The ASCII members of a property. Put beside the property in a class they change nothing but speed:
-// PCRE2 looks them up in a bitmap.
+// The ASCII members of a property. Put beside the property in a class they change nothing but
+// speed: PCRE2 looks them up in a bitmap.
 std::string_view AsciiMembers(std::string_view property) {
   static constexpr std::pair<std::string_view, std::string_view> kMembers[] = {
-      {"L", "A-Za-z"},
-      {"Lu", "A-Z"},
-      {"Ll", "a-z"},
-      {"N", "0-9"},
-      {"Nd", "0-9"},
-      {"P", "!-#%-*,-/:;?@\\[-\\]_{}"},
-      {"S", "$+<->\\^`|~"},
-      {"White_Space", "\\t-\\r "},
+      {"L", "A-Za-z"},      {"Lu", "A-Z"},
+      {"Ll", "a-z"},        {"N", "0-9"},
+      {"Nd", "0-9"},        {"P", "!-#%-*,-/:;?@\\[-\\]_{}"},
+      {"S", "$+<->\\^`|~"}, {"White_Space", "\\t-\\r "},
   };
   for (const auto& [name, members] : kMembers) {
     if (name == property) return members;
@@ -89,8 +85,8 @@ class Translator {
   // \s is White_Space: PCRE2's own also holds U+180E, which lost the property in Unicode 6.3.
   // Properties: bare ones become classes, so that their ASCII members can stand beside them.
   void Property(std::string_view name, bool negated, bool in_class) {
-    const std::string spelled = name.size() > 2 && IsScript(name) ? "sc:" + std::string(name)
-                                                                  : std::string(name);
+    const std::string spelled =
+        name.size() > 2 && IsScript(name) ? "sc:" + std::string(name) : std::string(name);
     if (negated && in_class) {
       out_ += "\\P{" + spelled + "}";
     } else if (in_class) {

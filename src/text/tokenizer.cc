@@ -46,7 +46,7 @@ class ScratchPool {
 struct Tokenizer::State {
   std::string source;
   TokenizerFile file;
-  std::vector<bool> special;  // by id
+  std::vector<bool> special;    // by id
   AddedTokenFinder finders[2];  // not normalized, normalized
   std::unordered_map<std::string_view, int32_t> added_ids;
   std::unordered_map<std::string_view, int32_t> whole_words;  // for ignore_merges
@@ -159,7 +159,8 @@ Result<std::vector<int32_t>> Tokenizer::Encode(std::string_view text,
   if (text.size() >= size_t{1} << 31) {
     return MakeError("text of {} bytes is too long to tokenize; the limit is 2 GiB", text.size());
   }
-  // The reference looks for tokens that are not "normalized" first, then for the others in the rest.
+  // The reference looks for tokens that are not "normalized" first, then for the others in the
+  // rest.
   std::vector<ByteRange> ranges = JoinAdjacent(ours, text.size());
   std::vector<FoundToken> found;
   for (const ByteRange& range : ranges) state_->finders[0].FindAll(text, range, &found);

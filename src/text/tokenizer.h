@@ -3,8 +3,8 @@
 //   HB_ASSIGN_OR_RETURN(const Tokenizer tokenizer, Tokenizer::Load(dir / "tokenizer.json"));
 //   HB_ASSIGN_OR_RETURN(const auto ids, tokenizer.Encode("Hello", ControlTokens::kAsText));
 //
-// Text may be any bytes. Decode(Encode(text)) == text, byte for byte: what is not valid UTF-8 becomes
-// one single-byte token per byte, and cuts the text around it into separate pretokens.
+// Text may be any bytes. Decode(Encode(text)) == text, byte for byte: what is not valid UTF-8
+// becomes one single-byte token per byte, and cuts the text around it into separate pretokens.
 // Thread-safe; an Encode borrows working memory (about 1 MiB) that stays for the next.
 #pragma once
 
@@ -40,9 +40,9 @@ class Tokenizer {
   // Errors: text of 2 GiB or more; a regex of the file gives up on the text.
   Result<std::vector<int32_t>> Encode(std::string_view text, ControlTokens control) const;
 
-  // Control tokens are recognised only where they lie wholly inside `ours`: ranges of `text`, in order
-  // and disjoint; adjacent ones count as one (server.md §3.3). Pretokens ignore the borders of the
-  // ranges, so that all else equals the reference.
+  // Control tokens are recognised only where they lie wholly inside `ours`: ranges of `text`, in
+  // order and disjoint; adjacent ones count as one (server.md §3.3). Pretokens ignore the borders
+  // of the ranges, so that all else equals the reference.
   Result<std::vector<int32_t>> Encode(std::string_view text, std::span<const ByteRange> ours) const;
 
   // The bytes of the tokens in a row. With skip_special, special tokens give none.

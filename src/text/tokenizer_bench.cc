@@ -37,7 +37,8 @@ const std::string& Text() {
       return *read;
     }
     std::vector<fs::path> paths;
-    for (const auto& entry : fs::recursive_directory_iterator(fs::path(HALFBYTE_SOURCE_DIR) / "src")) {
+    for (const auto& entry :
+         fs::recursive_directory_iterator(fs::path(HALFBYTE_SOURCE_DIR) / "src")) {
       if (entry.path().extension() == ".cc" || entry.path().extension() == ".h") {
         paths.push_back(entry.path());
       }

@@ -65,7 +65,8 @@ Status CheckNormalizer(dom::element value, const std::string& source) {
       parts.size() == 0) {
     return {};
   }
-  return MakeError("{}: field normalizer: type {} is not supported, only null", source, Quote(type));
+  return MakeError("{}: field normalizer: type {} is not supported, only null", source,
+                   Quote(type));
 }
 
 // Post-processor and decoder of this type have options that change offsets only.
@@ -78,9 +79,9 @@ Status CheckByteLevel(dom::element value, std::string_view where, const std::str
 
 Result<SplitRule> ReadSplit(dom::element value, const std::string& source,
                             const std::string& where) {
-  HB_ASSIGN_OR_RETURN(const JsonFields fields,
-                      JsonFields::Of(value, source, where, {"type", "pattern", "behavior",
-                                                            "invert"}));
+  HB_ASSIGN_OR_RETURN(
+      const JsonFields fields,
+      JsonFields::Of(value, source, where, {"type", "pattern", "behavior", "invert"}));
   HB_ASSIGN_OR_RETURN(const auto behavior, fields.String("behavior"));
   if (behavior.value_or("") != "Isolated") {
     return MakeError("{} is {}; only \"Isolated\" is supported", fields.Describe("behavior"),
@@ -105,9 +106,8 @@ Result<std::vector<SplitRule>> ReadPreTokenizer(dom::element value, const std::s
   HB_ASSIGN_OR_RETURN(const std::string_view top_type, TypeOf(value, source, "pre_tokenizer"));
   std::vector<std::pair<dom::element, std::string>> parts;
   if (top_type == "Sequence") {
-    HB_ASSIGN_OR_RETURN(
-        const JsonFields fields,
-        JsonFields::Of(value, source, "pre_tokenizer", {"type", "pretokenizers"}));
+    HB_ASSIGN_OR_RETURN(const JsonFields fields,
+                        JsonFields::Of(value, source, "pre_tokenizer", {"type", "pretokenizers"}));
     HB_ASSIGN_OR_RETURN(const auto array, fields.Array("pretokenizers"));
     if (!array) return MakeError("{} is missing", fields.Describe("pretokenizers"));
     for (const dom::element part : *array) {
@@ -130,9 +130,9 @@ Result<std::vector<SplitRule>> ReadPreTokenizer(dom::element value, const std::s
       HB_ASSIGN_OR_RETURN(SplitRule split, ReadSplit(part, source, where));
       splits.push_back(std::move(split));
     } else if (type == "ByteLevel") {
-      HB_ASSIGN_OR_RETURN(const JsonFields fields,
-                          JsonFields::Of(part, source, where, {"type", "add_prefix_space",
-                                                               "trim_offsets", "use_regex"}));
+      HB_ASSIGN_OR_RETURN(const JsonFields fields, JsonFields::Of(part, source, where,
+                                                                  {"type", "add_prefix_space",
+                                                                   "trim_offsets", "use_regex"}));
       HB_RETURN_IF_ERROR(RequireBool(fields, "add_prefix_space", false));
       HB_ASSIGN_OR_RETURN(const auto use_regex, fields.Bool("use_regex"));
       if (use_regex.value_or(true)) splits.push_back({std::string(kByteLevelRegex), false});
@@ -151,8 +151,9 @@ Result<std::vector<SplitRule>> ReadPreTokenizer(dom::element value, const std::s
 Result<AddedToken> ReadAddedToken(dom::element value, const std::string& source,
                                   const std::string& where) {
   HB_ASSIGN_OR_RETURN(const JsonFields fields,
-                      JsonFields::Of(value, source, where, {"id", "content", "single_word", "lstrip",
-                                                            "rstrip", "normalized", "special"}));
+                      JsonFields::Of(value, source, where,
+                                     {"id", "content", "single_word", "lstrip", "rstrip",
+                                      "normalized", "special"}));
   HB_ASSIGN_OR_RETURN(const auto id, fields.Int("id"));
   HB_ASSIGN_OR_RETURN(const auto content, fields.String("content"));
   if (!id || !content) return MakeError("{}: field {} lacks id or content", source, where);
@@ -289,7 +290,8 @@ Status ReadMerges(dom::array rules, const Vocabulary& vocabulary, const std::vec
     };
     const auto sides = MergeSides(rule);
     if (!sides) {
-      return MakeError("{}: field model.merges[{}] must be \"a b\" or [\"a\", \"b\"]", source, rank);
+      return MakeError("{}: field model.merges[{}] must be \"a b\" or [\"a\", \"b\"]", source,
+                       rank);
     }
     joined.assign(sides->first).append(sides->second);
     int32_t ids[3];
@@ -325,8 +327,9 @@ Status FillBytes(const Vocabulary& vocabulary, const std::vector<bool>& special,
     const std::string spelling = SpellByte(static_cast<uint8_t>(byte));
     const auto id = vocabulary.Find(spelling);
     if (!id || special[static_cast<size_t>(*id)]) {
-      return MakeError("{}: field model.vocab lacks an ordinary token for byte 0x{:02x}, spelled {}",
-                       source, byte, Quote(spelling));
+      return MakeError(
+          "{}: field model.vocab lacks an ordinary token for byte 0x{:02x}, spelled {}", source,
+          byte, Quote(spelling));
     }
     file->byte_ids[static_cast<size_t>(byte)] = *id;
   }
@@ -375,18 +378,17 @@ Result<TokenizerFile> ReadTokenizerFile(dom::element root, const std::string& so
   HB_ASSIGN_OR_RETURN(const auto added, top.Array("added_tokens"));
   if (added) {
     for (const dom::element token : *added) {
-      HB_ASSIGN_OR_RETURN(AddedToken read,
-                          ReadAddedToken(token, source, fmt::format("added_tokens[{}]",
-                                                                    file.added_tokens.size())));
+      HB_ASSIGN_OR_RETURN(
+          AddedToken read,
+          ReadAddedToken(token, source, fmt::format("added_tokens[{}]", file.added_tokens.size())));
       file.added_tokens.push_back(std::move(read));
     }
   }
-  HB_ASSIGN_OR_RETURN(
-      const JsonFields model,
-      JsonFields::Of(*top.Get("model"), source, "model",
-                     {"type", "dropout", "unk_token", "continuing_subword_prefix",
-                      "end_of_word_suffix", "fuse_unk", "byte_fallback", "ignore_merges", "vocab",
-                      "merges"}));
+  HB_ASSIGN_OR_RETURN(const JsonFields model,
+                      JsonFields::Of(*top.Get("model"), source, "model",
+                                     {"type", "dropout", "unk_token", "continuing_subword_prefix",
+                                      "end_of_word_suffix", "fuse_unk", "byte_fallback",
+                                      "ignore_merges", "vocab", "merges"}));
   HB_RETURN_IF_ERROR(ReadModel(model, &file));
   return file;
 }

@@ -3,8 +3,8 @@
 //
 // Understood: model BPE with a vocabulary that spells bytes (byte_level.h), merges as "a b" or
 // ["a", "b"], ignore_merges; added tokens without lstrip, rstrip and single_word; no normalizer; a
-// pre-tokenizer made of isolated Splits and one closing ByteLevel without add_prefix_space; post-processor
-// and decoder ByteLevel. Unknown fields are errors.
+// pre-tokenizer made of isolated Splits and one closing ByteLevel without add_prefix_space;
+// post-processor and decoder ByteLevel. Unknown fields are errors.
 #pragma once
 
 #include <array>
@@ -31,8 +31,8 @@ struct SplitRule {
 };
 
 struct TokenizerFile {
-  // By id, without holes: the bytes each token stands for. An ordinary token that spells no bytes (some
-  // vocabularies list control tokens, too) stands for its spelling.
+  // By id, without holes: the bytes each token stands for. An ordinary token that spells no bytes
+  // (some vocabularies list control tokens, too) stands for its spelling.
   std::vector<std::string> token_bytes;
   std::vector<bool> ordinary;  // by id: made of spelled bytes, and not an added token
   std::array<int32_t, 256> byte_ids;
@@ -42,8 +42,8 @@ struct TokenizerFile {
   bool ignore_merges = false;  // a pretoken that is a token is taken whole
 };
 
-// `source` names the text in errors. Guarantees that no merge and no byte yields a special token, so that
-// ordinary text cannot become one.
+// `source` names the text in errors. Guarantees that no merge and no byte yields a special token,
+// so that ordinary text cannot become one.
 Result<TokenizerFile> ParseTokenizerFile(std::string_view json, std::string_view source);
 
 }  // namespace halfbyte

@@ -1,5 +1,5 @@
-// Any bytes as tokenizer.json: an error or a tokenizer that works, never a crash, hang or lost text.
-// Seeds: tests/data/fuzz/tokenizer_fuzz.
+// Any bytes as tokenizer.json: an error or a tokenizer that works, never a crash, hang or lost
+// text. Seeds: tests/data/fuzz/tokenizer_fuzz.
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -14,7 +14,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto tokenizer = halfbyte::Tokenizer::FromJson(json, "tokenizer.json");
   if (!tokenizer) return 0;
   static const std::string text =
-      "Hello, world! 12345 x\n\n  \u4f60\u597d\u3002 caf\u00e9 </think> aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
+      "Hello, world! 12345 x\n\n  \u4f60\u597d\u3002 caf\u00e9 </think> "
+      "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
       "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa \U0001F642\u200d <\xff\xf0\x9f> \t\r\n ababab";
   for (const auto control : {ControlTokens::kAsText, ControlTokens::kRecognized}) {
     const auto ids = tokenizer->Encode(text, control);

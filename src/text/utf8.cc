@@ -10,8 +10,8 @@ namespace halfbyte {
 namespace {
 
 struct LeadByte {
-  size_t length;        // of the whole character; 0: no character starts so
-  uint8_t second_low;   // allowed range of the second byte; the others are 80..BF
+  size_t length;       // of the whole character; 0: no character starts so
+  uint8_t second_low;  // allowed range of the second byte; the others are 80..BF
   uint8_t second_high;
 };
 

@@ -20,8 +20,8 @@ std::string Utf8Stream::Push(std::string_view bytes) {
       held_ = bytes;
       break;
     }
-    text += step.part == Utf8Part::kCharacter ? bytes.substr(0, step.length)
-                                              : kReplacementCharacter;
+    text +=
+        step.part == Utf8Part::kCharacter ? bytes.substr(0, step.length) : kReplacementCharacter;
     bytes.remove_prefix(step.length);
   }
   return text;

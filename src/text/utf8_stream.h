@@ -5,8 +5,8 @@
 //   text += stream.Flush();
 //
 // Law: every split of the same bytes gives the same text, and every piece is valid UTF-8 by itself.
-// An incomplete end (at most 3 bytes) is held back; a maximal invalid part becomes one U+FFFD as soon
-// as it is proved invalid, or at Flush.
+// An incomplete end (at most 3 bytes) is held back; a maximal invalid part becomes one U+FFFD as
+// soon as it is proved invalid, or at Flush.
 #pragma once
 
 #include <string>

@@ -1,4 +1,5 @@
-// Any bytes in any pieces: the same valid UTF-8. The input's first half, read as lengths, cuts the second.
+// Any bytes in any pieces: the same valid UTF-8. The input's first half, read as lengths, cuts the
+// second.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

@@ -17,7 +17,11 @@ constexpr char kBad[] = "\xEF\xBF\xBD";
 bool IsUtf8ByDefinition(std::string_view s) {
   for (size_t i = 0; i < s.size();) {
     const auto lead = static_cast<uint8_t>(s[i]);
-    const size_t n = lead < 0x80 ? 1 : lead >> 5 == 6 ? 2 : lead >> 4 == 14 ? 3 : lead >> 3 == 30 ? 4 : 0;
+    const size_t n = lead < 0x80       ? 1
+                     : lead >> 5 == 6  ? 2
+                     : lead >> 4 == 14 ? 3
+                     : lead >> 3 == 30 ? 4
+                                       : 0;
     if (n == 0 || i + n > s.size()) return false;
     uint32_t point = n == 1 ? lead : lead & (0xFFu >> (n + 1));
     for (size_t k = 1; k < n; ++k) {
@@ -75,24 +79,32 @@ TEST(Utf8Stream, WritesOneReplacementPerMaximalInvalidPart) {
     int replacements;
     std::string tail;
   } cases[] = {
-      {"\x80", 1, ""},                              // a lone continuation byte
-      {"\xBF\xBF", 2, ""},                          //
-      {"\xC0\x80", 2, ""},                          // overlong: C0 starts nothing
-      {"\xC1\xBF", 2, ""},                          //
-      {"\xC3", 1, ""},                              // cut at the end
-      {"\xC3" "A", 1, "A"},                         //
-      {"\xE0\x80\x80", 3, ""},                      // overlong: 80 cannot follow E0
-      {"\xE0\xA0", 1, ""},                          // two bytes of one character
-      {"\xE0\xA0" "A", 1, "A"},                     //
-      {"\xED\xA0\x80", 3, ""},                      // a surrogate
-      {"\xF0\x80\x80\x80", 4, ""},                  // overlong
-      {"\xF0\x9F\x98", 1, ""},                      //
-      {"\xF0\x9F\x98" "A", 1, "A"},                 //
-      {"\xF0\x9F\xF0\x9F", 2, ""},                  //
-      {"\xF4\x90\x80\x80", 4, ""},                  // beyond U+10FFFF
-      {"\xF5\x80\x80\x80", 4, ""},                  //
-      {"\xFE\xFF", 2, ""},                          //
-      {"\xF1\x80\x80\xE1\x80\xC2" "b", 3, "b"},     // the Unicode standard's own example
+      {"\x80", 1, ""},      // a lone continuation byte
+      {"\xBF\xBF", 2, ""},  //
+      {"\xC0\x80", 2, ""},  // overlong: C0 starts nothing
+      {"\xC1\xBF", 2, ""},  //
+      {"\xC3", 1, ""},      // cut at the end
+      {"\xC3"
+       "A",
+       1, "A"},                 //
+      {"\xE0\x80\x80", 3, ""},  // overlong: 80 cannot follow E0
+      {"\xE0\xA0", 1, ""},      // two bytes of one character
+      {"\xE0\xA0"
+       "A",
+       1, "A"},                     //
+      {"\xED\xA0\x80", 3, ""},      // a surrogate
+      {"\xF0\x80\x80\x80", 4, ""},  // overlong
+      {"\xF0\x9F\x98", 1, ""},      //
+      {"\xF0\x9F\x98"
+       "A",
+       1, "A"},                     //
+      {"\xF0\x9F\xF0\x9F", 2, ""},  //
+      {"\xF4\x90\x80\x80", 4, ""},  // beyond U+10FFFF
+      {"\xF5\x80\x80\x80", 4, ""},  //
+      {"\xFE\xFF", 2, ""},          //
+      {"\xF1\x80\x80\xE1\x80\xC2"
+       "b",
+       3, "b"},  // the Unicode standard's own example
       {"\xE4\xBD\xF0\x9F\x98\x80", 1, "\U0001F600"},
   };
   for (const auto& test : cases) {
