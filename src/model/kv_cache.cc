@@ -10,7 +10,21 @@
 namespace halfbyte {
 namespace {
 
+// A pool of more pages would hold over a billion tokens; up to here no product of sizes wraps.
+constexpr int64_t kMostPages = int64_t{1} << 22;
+
 constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+Status CheckLimits(const KvCacheLimits& limits) {
+  if (limits.context_tokens > kMostPages * kContextBlockTokens || limits.sequences > kMostPages ||
+      limits.batch_tokens > kMostPages || limits.snapshots > kMostPages) {
+    return MakeError(
+        "KV cache: {} tokens of context in {} sequences, batches of {} tokens and {} snapshots are "
+        "more than can be held; allow less",
+        limits.context_tokens, limits.sequences, limits.batch_tokens, limits.snapshots);
+  }
+  return {};
+}
 
 // Takes `count` pages into `table`, or none.
 bool TakePages(PagePool& pool, int64_t count, std::vector<int32_t>& table) {
@@ -31,19 +45,22 @@ void ReleasePages(PagePool& pool, std::vector<int32_t>& table) {
 Result<std::unique_ptr<KvCache>> KvCache::Create(const ModelConfig& config, KvFormat kv_format,
                                                  IndexFormat index_format,
                                                  const KvCacheLimits& limits) {
+  HB_RETURN_IF_ERROR(CheckLimits(limits));
   for (const LayerConfig& layer : config.layers) {
     if (layer.compress_rate > 0 && kContextBlockTokens % layer.compress_rate != 0) {
       return MakeError("KV cache: compression rate {} does not divide the {} tokens of a block",
                        layer.compress_rate, kContextBlockTokens);
     }
   }
+  const int64_t index_dim = config.index_head_dim;
   if (index_format == IndexFormat::kMxfp4 &&
-      !std::has_single_bit(static_cast<uint64_t>(config.index_head_dim)) &&
+      (!std::has_single_bit(static_cast<uint64_t>(index_dim)) || index_dim < 2 ||
+       index_dim > IndexRow::kMaxMxfp4Dim) &&
       std::ranges::any_of(config.layers, [](const LayerConfig& layer) {
         return layer.attention == AttentionKind::kC4;
       })) {
-    return MakeError("KV cache: index_head_dim {} is no power of two; use --math fp32",
-                     config.index_head_dim);
+    return MakeError("KV cache: index_head_dim {} is no power of two from 2 to {}; use --math fp32",
+                     index_dim, IndexRow::kMaxMxfp4Dim);
   }
   std::unique_ptr<KvCache> cache(new KvCache());
   cache->kv_row_ = {kv_format, config.head_dim, config.rope_dim};
@@ -139,6 +156,8 @@ Status KvCache::Reserve(Sequence& sequence, int64_t tokens) {
 
 void KvCache::Advance(Sequence& sequence, int64_t tokens) {
   sequence.position_ += tokens;
+  HB_CHECK(sequence.position_ <= std::ssize(sequence.window_table_) * kWindowPageTokens,
+           "{} tokens in {} window pages", sequence.position_, std::ssize(sequence.window_table_));
   const int64_t first_page = FirstWindowToken(sequence.position_) / kWindowPageTokens;
   for (int64_t page = first_page - 1; page >= 0; --page) {
     int32_t& id = sequence.window_table_[static_cast<size_t>(page)];
