@@ -15,7 +15,9 @@ inline F32x16 SetBits(uint32_t x) { return FromBits(_mm512_set1_epi32(static_cas
 inline F32x16 MinInt(F32x16 a, F32x16 b) { return FromBits(_mm512_min_epi32(Bits(a), Bits(b))); }
 inline F32x16 MaxInt(F32x16 a, F32x16 b) { return FromBits(_mm512_max_epi32(Bits(a), Bits(b))); }
 inline F32x16 And(F32x16 a, F32x16 b) { return FromBits(_mm512_and_si512(Bits(a), Bits(b))); }
+inline F32x16 Or(F32x16 a, F32x16 b) { return FromBits(_mm512_or_si512(Bits(a), Bits(b))); }
 inline F32x16 AddInt(F32x16 a, F32x16 b) { return FromBits(_mm512_add_epi32(Bits(a), Bits(b))); }
+inline F32x16 SubInt(F32x16 a, F32x16 b) { return FromBits(_mm512_sub_epi32(Bits(a), Bits(b))); }
 template <int kShift>
 F32x16 ShiftRight(F32x16 a) {
   return FromBits(_mm512_srli_epi32(Bits(a), kShift));
@@ -25,6 +27,14 @@ F32x16 ShiftLeft(F32x16 a) {
   return FromBits(_mm512_slli_epi32(Bits(a), kShift));
 }
 inline F32x16 IntToFloat(F32x16 a) { return {_mm512_cvtepi32_ps(Bits(a))}; }
+// `a` in lanes 0..7, `b` in lanes 8..15.
+inline F32x16 SetHalves(float a, float b) {
+  return {_mm512_mask_broadcastss_ps(_mm512_set1_ps(a), 0xff00, _mm_set_ss(b))};
+}
+// table[the low three bits] of each lane.
+inline F32x16 LookUp8(const float* table, F32x16 index) {
+  return {_mm512_permutexvar_ps(Bits(index), _mm512_broadcast_f32x8(_mm256_load_ps(table)))};
+}
 // Bits of `a` where `mask` has ones, of `b` elsewhere.
 inline F32x16 SelectBits(F32x16 mask, F32x16 a, F32x16 b) {
   return FromBits(_mm512_ternarylogic_epi32(Bits(mask), Bits(a), Bits(b), 0xca));
@@ -40,6 +50,8 @@ inline F32x16 GreaterIntMask(F32x16 a, F32x16 b) {
 inline void StoreBytes(uint8_t* out, F32x16 a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtepi32_epi8(Bits(a)));
 }
+// The low bytes of the lanes, whatever is above them.
+inline void StoreLowBytes(uint8_t* out, F32x16 a) { StoreBytes(out, a); }
 // The upper halves of the lanes.
 inline void StoreUpperHalves(void* out, F32x16 a) {
   _mm256_storeu_si256(static_cast<__m256i*>(out),
@@ -75,8 +87,14 @@ inline F32x16 MaxInt(F32x16 a, F32x16 b) {
 inline F32x16 And(F32x16 a, F32x16 b) {
   return {_mm256_and_ps(a.lo, b.lo), _mm256_and_ps(a.hi, b.hi)};
 }
+inline F32x16 Or(F32x16 a, F32x16 b) {
+  return {_mm256_or_ps(a.lo, b.lo), _mm256_or_ps(a.hi, b.hi)};
+}
 inline F32x16 AddInt(F32x16 a, F32x16 b) {
   return FromBits(_mm256_add_epi32(LoBits(a), LoBits(b)), _mm256_add_epi32(HiBits(a), HiBits(b)));
+}
+inline F32x16 SubInt(F32x16 a, F32x16 b) {
+  return FromBits(_mm256_sub_epi32(LoBits(a), LoBits(b)), _mm256_sub_epi32(HiBits(a), HiBits(b)));
 }
 template <int kShift>
 F32x16 ShiftRight(F32x16 a) {
@@ -88,6 +106,14 @@ F32x16 ShiftLeft(F32x16 a) {
 }
 inline F32x16 IntToFloat(F32x16 a) {
   return {_mm256_cvtepi32_ps(LoBits(a)), _mm256_cvtepi32_ps(HiBits(a))};
+}
+// `a` in lanes 0..7, `b` in lanes 8..15.
+inline F32x16 SetHalves(float a, float b) { return {_mm256_set1_ps(a), _mm256_set1_ps(b)}; }
+// table[the low three bits] of each lane.
+inline F32x16 LookUp8(const float* table, F32x16 index) {
+  const __m256 eight = _mm256_load_ps(table);
+  return {_mm256_permutevar8x32_ps(eight, LoBits(index)),
+          _mm256_permutevar8x32_ps(eight, HiBits(index))};
 }
 // Bits of `a` where `mask` has ones, of `b` elsewhere.
 inline F32x16 SelectBits(F32x16 mask, F32x16 a, F32x16 b) {
@@ -117,6 +143,8 @@ inline void StoreBytes(uint8_t* out, F32x16 a) {
       reinterpret_cast<__m128i*>(out),
       _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
 }
+// The low bytes of the lanes, whatever is above them.
+inline void StoreLowBytes(uint8_t* out, F32x16 a) { StoreBytes(out, And(a, SetBits(0xff))); }
 // The upper halves of the lanes.
 inline void StoreUpperHalves(void* out, F32x16 a) {
   const __m256i halves =
