@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -64,8 +65,8 @@ void MappedFile::Unmap() {
 
 void MappedFile::DropPages(size_t offset, size_t length) const {
   const size_t page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
-  const size_t begin = (offset + page - 1) / page * page;
-  const size_t end = (offset + length) / page * page;
+  const size_t begin = offset / page * page;
+  const size_t end = std::min(offset + length, size_);
   if (begin >= end) return;
   ::madvise(const_cast<std::byte*>(data_) + begin, end - begin, MADV_DONTNEED);
 }

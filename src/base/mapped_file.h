@@ -21,8 +21,8 @@ class MappedFile {
   std::span<const std::byte> bytes() const { return {data_, size_}; }
   const std::filesystem::path& path() const { return path_; }
 
-  // Tells the kernel that these bytes are not needed for now: their pages leave resident memory and
-  // come back from the file when touched again.
+  // Tells the kernel that these bytes are not needed for now: their pages (also those shared with
+  // neighbours) leave resident memory and come back from the file when touched again.
   void DropPages(size_t offset, size_t length) const;
 
  private:

@@ -171,6 +171,7 @@ struct Tail {
 
 // What follows the scope's prefix: "ffn.experts.3.w1.scale".
 std::optional<Tail> ParseTail(std::string_view text, bool official, Place place) {
+  if (text.find('*') != std::string_view::npos) return std::nullopt;  // ours alone
   const NameTable& table = TableOf(official);
   Tail tail;
   std::string with_star;
