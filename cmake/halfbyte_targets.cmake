@@ -50,9 +50,9 @@ function(halfbyte_bench name)
   target_compile_definitions(${name} PRIVATE HALFBYTE_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
 endfunction()
 
-# halfbyte_fuzz(NAME SOURCES a_fuzz.cc ... DEPS room ...)
-# A libFuzzer program, in the fuzz preset only; scripts/fuzz.sh runs build/fuzz/fuzz/NAME with the
-# seeds in tests/data/fuzz/NAME/.
+# halfbyte_fuzz(X_fuzz SOURCES x_fuzz.cc ... DEPS room ...)
+# A libFuzzer program, in the fuzz preset only; scripts/fuzz.sh runs it with the seeds in
+# tests/data/fuzz/X/.
 function(halfbyte_fuzz name)
   if(NOT HALFBYTE_FUZZ)
     return()

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # scripts/fuzz.sh [SECONDS [TARGET...]]
-# Builds the fuzz preset and runs each fuzz target for SECONDS (default 60). Seeds are
-# tests/data/fuzz/TARGET/; what a run discovers is kept in build/fuzz/corpus/TARGET/ for the next
-# one. Exits 1 if an input crashed, hung or took too much memory, and says where that input is.
+# Builds the fuzz preset and runs each fuzz target (X_fuzz) for SECONDS, default 60. Seeds are
+# tests/data/fuzz/X/, words worth trying tests/data/fuzz/X.dict; both may be absent. What a run
+# discovers is kept in build/fuzz/corpus/X_fuzz/ for the next one. Exits 1 if an input crashed, hung
+# or took too much memory, and says where that input is.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -24,13 +25,14 @@ for program in "${programs[@]}"; do
   name=${program##*/}
   [[ -x $program ]] || { echo "fuzz: there is no fuzz target $name" >&2; exit 2; }
   mkdir -p "build/fuzz/corpus/$name"
-  seeds=()
-  [[ ! -d tests/data/fuzz/$name ]] || seeds=("tests/data/fuzz/$name")
+  data=tests/data/fuzz/${name%_fuzz}
+  given=("build/fuzz/corpus/$name")
+  [[ ! -d $data ]] || given+=("$data")
+  [[ ! -f $data.dict ]] || given+=("-dict=$data.dict")
   echo "=== fuzz: $name for $seconds s"
   log=build/fuzz/crashes/$name.log
   if ! "$program" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
-      -artifact_prefix="build/fuzz/crashes/$name-" \
-      "build/fuzz/corpus/$name" ${seeds[@]+"${seeds[@]}"} >"$log" 2>&1; then
+      -artifact_prefix="build/fuzz/crashes/$name-" "${given[@]}" >"$log" 2>&1; then
     tail -n 40 "$log" >&2
     input=$(sed -n 's/.*Test unit written to //p' "$log" | tail -n 1)
     echo "fuzz: $name FAILED; run it again with: $program ${input:-(no input kept; see $log)}" >&2
