@@ -168,6 +168,15 @@ inline __m256i MaxOfHalves(F32x16 a) { return _mm256_max_epi32(LoBits(a), HiBits
 
 #endif
 
+// min(|a|, b) for b > 0.
+inline F32x16 MinMagnitude(F32x16 a, F32x16 b) {
+#if defined(HALFBYTE_SIMD_AVX512)
+  return {_mm512_range_ps(a.v, b.v, 0x0a)};  // the smaller magnitude, without sign
+#else
+  return Min(And(a, SetBits(0x7fffffff)), b);
+#endif
+}
+
 // The largest lane, as integers.
 inline uint32_t LargestInt(F32x16 a) {
   const __m256i eight = MaxOfHalves(a);
