@@ -112,7 +112,7 @@ std::string LineText(const Line& line) {
   const std::string layers = sum.key.scope == Scope::kGlobal ? "" : LayerList(line.layers);
   const std::string name =
       fmt::format("{}{}", sum.key.scope == Scope::kMtp ? "mtp " : "", ModuleName(sum.key.module));
-  return fmt::format("  {:<28} {:<12} {:<15} {:<20} {:>7} {:>11}{}{}{}\n", name, layers, sum.format,
+  return fmt::format("  {:<29} {:<12} {:<15} {:<20} {:>7} {:>11}{}{}{}\n", name, layers, sum.format,
                      ShapeString(sum.shape), sum.modules,
                      HumanQuantity(static_cast<double>(sum.bytes), "B"),
                      RangeText("global", sum.global_scales), RangeText("input", sum.input_scales),
@@ -189,7 +189,7 @@ std::string InspectionText(const Inspection& inspection, size_t max_findings) {
   text += fmt::format("{} tensors in {} files, {} bytes ({}), {} names\n\n", inspection.tensors,
                       inspection.files, inspection.bytes,
                       HumanQuantity(static_cast<double>(inspection.bytes), "B"), inspection.naming);
-  text += fmt::format("  {:<28} {:<12} {:<15} {:<20} {:>7} {:>11}\n", "module", "layers", "format",
+  text += fmt::format("  {:<29} {:<12} {:<15} {:<20} {:>7} {:>11}\n", "module", "layers", "format",
                       "shape", "count", "size");
   for (const Line& line : Lines(inspection)) text += LineText(line);
   text += TotalsText("by format", inspection.by_format, inspection.bytes);

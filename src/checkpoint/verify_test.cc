@@ -1,0 +1,305 @@
+#include "checkpoint/verify.h"
+
+#include <gtest/gtest.h>
+
+#include "checkpoint/checkpoint_test_files.h"
+#include "checkpoint/inspect.h"
+#include "checkpoint/quantization_config.h"
+
+namespace halfbyte {
+namespace {
+
+using test::MakeScalar;
+using test::MakeTensor;
+using test::TempDir;
+using test::TensorNamed;
+using test::TestTensor;
+using test::TinyConfig;
+using test::TinyModel;
+using test::WriteModel;
+
+constexpr StoredFormat kMx = StoredFormat::kDeepSeekMxfp4;
+constexpr StoredFormat kNv = StoredFormat::kModelOptNvfp4;
+constexpr StoredFormat kCt = StoredFormat::kCtNvfp4;
+constexpr char kExpert[] = "layers.1.ffn.experts.2.w1";
+
+std::vector<TestTensor> Model(StoredFormat experts) {
+  return TinyModel(TinyConfig(), {NamingStyle::kOfficial, experts});
+}
+
+Verification Check(const TempDir& dir, VerifyOptions options = {}) {
+  options.threads = 3;
+  const auto verification = Verify(dir.path(), options);
+  EXPECT_TRUE(verification) << verification.error().message;
+  return *verification;
+}
+
+// Whether there is a finding of that severity about that place with those words.
+bool Finds(const Findings& findings, Severity severity, const std::string& where,
+           const std::string& words) {
+  for (const Finding& finding : findings) {
+    if (finding.severity == severity && finding.where.find(where) != std::string::npos &&
+        finding.message.find(words) != std::string::npos) {
+      return true;
+    }
+  }
+  ADD_FAILURE() << where << ": " << words << " not in\n" << FindingsText(findings, 99);
+  return false;
+}
+
+bool HasWarnings(const Findings& findings) {
+  return std::any_of(findings.begin(), findings.end(),
+                     [](const Finding& f) { return f.severity != Severity::kNote; });
+}
+
+TEST(Verify, FindsNothingInSoundModelsOfEveryFormat) {
+  for (const StoredFormat format :
+       {StoredFormat::kBf16, kNv, kCt, kMx, StoredFormat::kCtMxfp4, StoredFormat::kFp8Block}) {
+    const TempDir dir;
+    WriteModel(dir.path(), TinyConfig(), Model(format));
+    const Verification verification = Check(dir);
+    EXPECT_TRUE(verification.ok());
+    EXPECT_FALSE(HasWarnings(verification.findings)) << FindingsText(verification.findings, 99);
+  }
+}
+
+TEST(Verify, NamesTensorRowAndBlockOfAnInvalidBlockScale) {
+  for (const uint8_t byte : {0x7f, 0x80, 0xff, 0xb8}) {
+    const TempDir dir;
+    std::vector<TestTensor> tensors = Model(kNv);
+    TensorNamed(tensors, fmt::format("{}.weight_scale", kExpert)).bytes[4 * 3 + 2] =
+        static_cast<char>(byte);
+    WriteModel(dir.path(), TinyConfig(), tensors);
+    const Verification verification = Check(dir);
+    EXPECT_FALSE(verification.ok());
+    Finds(verification.findings, Severity::kError, "layers.1.ffn.experts.2.w1.weight_scale",
+          fmt::format("row 3, block 2: byte 0x{:02x}", byte));
+  }
+}
+
+TEST(Verify, AcceptsEveryBlockScaleThatZeroBlocksCarry) {
+  for (const uint8_t byte : {0x00, 0x01, 0x08, 0x20, 0x38}) {
+    const TempDir dir;
+    std::vector<TestTensor> tensors = Model(kNv);
+    TensorNamed(tensors, fmt::format("{}.weight_scale", kExpert)).bytes[5] =
+        static_cast<char>(byte);
+    WriteModel(dir.path(), TinyConfig(), tensors);
+    EXPECT_TRUE(Check(dir).ok());
+  }
+}
+
+TEST(Verify, RefusesE8m0NanInMxfp4AndFp8) {
+  for (const char* name : {"layers.1.ffn.experts.2.w1.scale", "layers.0.attn.wq_a.scale"}) {
+    const TempDir dir;
+    std::vector<TestTensor> tensors = Model(kMx);
+    TensorNamed(tensors, name).bytes.back() = '\xff';
+    WriteModel(dir.path(), TinyConfig(), tensors);
+    Finds(Check(dir).findings, Severity::kError, name, "byte 0xff");
+  }
+}
+
+TEST(Verify, RefusesNanAndInfinityInWeights) {
+  const TempDir dir;
+  std::vector<TestTensor> tensors = Model(kMx);
+  TensorNamed(tensors, "layers.0.attn.wq_a.weight").bytes[65] = '\x7f';  // FP8 NaN
+  TensorNamed(tensors, "norm.weight").bytes.replace(8, 4, std::string("\0\0\x80\x7f", 4));
+  TensorNamed(tensors, "head.weight").bytes.replace(0, 2, "\xff\x7f");
+  WriteModel(dir.path(), TinyConfig(), tensors);
+  const Findings findings = Check(dir).findings;
+  Finds(findings, Severity::kError, "layers.0.attn.wq_a.weight", "row 1, column 1");
+  Finds(findings, Severity::kError, "norm.weight", "column 2");
+  Finds(findings, Severity::kError, "head.weight", "1 of 3072 elements");
+}
+
+TEST(Verify, RefusesGlobalScalesThatCannotBeUsed) {
+  for (const StoredFormat format : {kNv, kCt}) {
+    for (const float value : {0.0f, -1.0f, std::numeric_limits<float>::infinity(),
+                              std::numeric_limits<float>::quiet_NaN()}) {
+      for (const bool input : {false, true}) {
+        const std::string part = format == kNv
+                                     ? (input ? "input_scale" : "weight_scale_2")
+                                     : (input ? "input_global_scale" : "weight_global_scale");
+        const TempDir dir;
+        std::vector<TestTensor> tensors = Model(format);
+        const std::string name = fmt::format("{}.{}", kExpert, part);
+        TensorNamed(tensors, name) = MakeTensor<float>(name, DType::kF32, {1}, {value});
+        WriteModel(dir.path(), TinyConfig(), tensors);
+        Finds(Check(dir).findings, Severity::kError, name, "must be positive");
+      }
+    }
+  }
+}
+
+TEST(Verify, WarnsOfTheOtherConventionAndOfUncalibratedExperts) {
+  const auto change = [](StoredFormat format, const char* part, float value, const char* words) {
+    const TempDir dir;
+    std::vector<TestTensor> tensors = Model(format);
+    const std::string name = fmt::format("{}.{}", kExpert, part);
+    TensorNamed(tensors, name) = MakeTensor<float>(name, DType::kF32, {1}, {value});
+    WriteModel(dir.path(), TinyConfig(), tensors);
+    const Verification verification = Check(dir);
+    EXPECT_TRUE(verification.ok());
+    Finds(verification.findings, Severity::kWarning, name, words);
+  };
+  change(kNv, "weight_scale_2", 3584, "other convention");
+  change(kNv, "input_scale", 1344, "other convention");
+  change(kCt, "weight_global_scale", 0.000279017857f, "other convention");
+  change(kCt, "weight_global_scale", 1, "never reached");
+  change(kCt, "input_global_scale", 1, "never reached");
+}
+
+TEST(Verify, WarnsOfGateAndUpWithDifferentGlobalScales) {
+  const TempDir dir;
+  std::vector<TestTensor> tensors = Model(kNv);
+  TensorNamed(tensors, "layers.1.ffn.experts.2.w3.weight_scale_2") =
+      MakeScalar("layers.1.ffn.experts.2.w3.weight_scale_2", 0x1p-7f);
+  WriteModel(dir.path(), TinyConfig(), tensors);
+  const Verification verification = Check(dir);
+  EXPECT_TRUE(verification.ok());
+  Finds(verification.findings, Severity::kWarning, "layers.1.ffn.experts.2.w1.weight",
+        "gate and up have different global scales, 0.015625 and 0.0078125");
+}
+
+TEST(Verify, WarnsOfClippedBlocks) {
+  const TempDir dir;
+  std::vector<TestTensor> tensors = Model(kNv);
+  std::string& scales = TensorNamed(tensors, fmt::format("{}.weight_scale", kExpert)).bytes;
+  std::fill(scales.begin(), scales.begin() + 16, '\x7e');
+  WriteModel(dir.path(), TinyConfig(), tensors);
+  Finds(Check(dir).findings, Severity::kWarning, "w1.weight_scale", "clipped");
+}
+
+TEST(Verify, RefusesRouterTablesOutOfRangeOrWithRepeats) {
+  for (const int64_t id : {int64_t{4}, int64_t{-1}, int64_t{1} << 40, int64_t{3}}) {
+    const TempDir dir;
+    std::vector<TestTensor> tensors = Model(kMx);
+    TestTensor& table = TensorNamed(tensors, "layers.0.ffn.gate.tid2eid");
+    std::memcpy(&table.bytes[8 * (2 * 2)], &id, 8);  // row 2 held experts 2 and 3
+    WriteModel(dir.path(), TinyConfig(), tensors);
+    Finds(Check(dir).findings, Severity::kError, "tid2eid",
+          id == 3 ? "row 2 names expert 3 twice" : fmt::format("row 2 names expert {}", id));
+  }
+}
+
+TEST(Verify, ComparesAnyFormatWithAnyOtherByMeaning) {
+  const TempDir dir;
+  WriteModel(dir.path() / "a", TinyConfig(), Model(kMx));
+  WriteModel(dir.path() / "b", TinyConfig(),
+             TinyModel(TinyConfig(), {NamingStyle::kHuggingFace, kCt, StoredFormat::kBf16}));
+  const auto verification = Verify(dir.path() / "a", {dir.path() / "b", 2});
+  ASSERT_TRUE(verification) << verification.error().message;
+  EXPECT_TRUE(verification->ok());
+  EXPECT_GT(verification->comparisons.size(), 100u);
+  for (const Comparison& comparison : verification->comparisons) {
+    EXPECT_TRUE(comparison.error.exact()) << comparison.tensor;
+  }
+}
+
+TEST(Verify, ReportsTheWorstElementAgainstTheReference) {
+  const TempDir dir;
+  WriteModel(dir.path() / "a", TinyConfig(), Model(StoredFormat::kF32));
+  std::vector<TestTensor> tensors = Model(StoredFormat::kF32);
+  TestTensor& weight = TensorNamed(tensors, fmt::format("{}.weight", kExpert));
+  const float other = 1000;
+  std::memcpy(&weight.bytes[4 * (64 * 5 + 7)], &other, 4);
+  WriteModel(dir.path() / "b", TinyConfig(), tensors);
+  const auto verification = Verify(dir.path() / "b", {dir.path() / "a", 2});
+  EXPECT_FALSE(verification->ok());
+  Finds(verification->findings, Severity::kError, kExpert, "other numbers");
+  const Json json = VerificationJson(*verification);
+  for (const Json& comparison : json["comparisons"]) {
+    const bool changed = comparison["tensor"] == weight.name;
+    EXPECT_EQ(comparison["exact"], !changed) << comparison.dump();
+    if (!changed) continue;
+    EXPECT_EQ(comparison["worst"]["row"], 5);
+    EXPECT_EQ(comparison["worst"]["column"], 7);
+    EXPECT_EQ(comparison["worst"]["value"], 1000);
+  }
+}
+
+TEST(Verify, RefusesABrokenReference) {
+  const TempDir dir;
+  WriteModel(dir.path(), TinyConfig(), Model(kMx));
+  EXPECT_FALSE(Verify(dir.path(), {dir.path() / "absent", 1}));
+}
+
+// CNV-05.
+TEST(QuantizationConfig, PatternsCoverWhatTheySay) {
+  EXPECT_TRUE(CoversModule("lm_head*", "lm_head"));
+  EXPECT_TRUE(CoversModule("*.mlp.gate", "model.layers.3.mlp.gate"));
+  EXPECT_FALSE(CoversModule("*.mlp.gate", "model.layers.3.mlp.gate_proj"));
+  EXPECT_TRUE(CoversModule("re:.*attn.*", "layers.3.attn.wq_a"));
+  EXPECT_FALSE(CoversModule("re:attn", "layers.3.attn.wq_a"));
+  EXPECT_TRUE(CoversModule("model.layers.1", "model.layers.1.mlp.gate"));
+  EXPECT_FALSE(CoversModule("model.layers.1", "model.layers.10.mlp.gate"));
+  EXPECT_TRUE(CoversModule("mtp.*", "mtp.0.attn.wkv"));
+  EXPECT_FALSE(CoversModule("re:(", "("));
+}
+
+Findings QuantizationFindings(const char* section, const char* side) {
+  const TempDir dir;
+  Json config = TinyConfig();
+  if (section != nullptr) config["quantization_config"] = Json::parse(section);
+  if (side != nullptr) test::WriteBytes(dir.path() / "hf_quant_config.json", side);
+  WriteModel(dir.path(), config, Model(kNv));
+  return Check(dir).findings;
+}
+
+TEST(QuantizationConfig, TheSideFileAloneMayAnnounceNvfp4) {
+  const Findings findings =
+      QuantizationFindings(nullptr, R"({"quantization":{"quant_algo":"NVFP4","group_size":16}})");
+  EXPECT_TRUE(findings.empty()) << FindingsText(findings, 99);
+}
+
+TEST(QuantizationConfig, TwoFilesThatDisagreeAreAnError) {
+  const char* section = R"({"quant_method":"modelopt","quant_algo":"NVFP4","group_size":16,
+                            "ignore":["head"]})";
+  Finds(QuantizationFindings(section, R"({"quantization":{"quant_algo":"FP8"}})"), Severity::kError,
+        "hf_quant_config.json", "says FP8, but config.json says NVFP4");
+  Finds(QuantizationFindings(section, R"({"quantization":{"quant_algo":"NVFP4","group_size":32}})"),
+        Severity::kError, "hf_quant_config.json", "group_size 32");
+  Finds(QuantizationFindings(
+            section, R"({"quantization":{"quant_algo":"NVFP4","exclude_modules":["embed"]}})"),
+        Severity::kError, "hf_quant_config.json", "exclude_modules differ");
+  Finds(QuantizationFindings(section, "{}"), Severity::kError, "hf_quant_config.json",
+        "quantization is missing");
+}
+
+TEST(QuantizationConfig, UnusedAndContradictedExclusionsAreWarnings) {
+  const Findings findings = QuantizationFindings(
+      R"({"quant_algo":"NVFP4","ignore":["*.nothing","re:(","layers.1.ffn.experts.*","head"]})",
+      nullptr);
+  Finds(findings, Severity::kWarning, "*.nothing", "matches no module");
+  Finds(findings, Severity::kWarning, "re:(", "not a regular expression");
+  Finds(findings, Severity::kWarning, "layers.1.ffn.experts.0.w1", "stored as NVFP4");
+}
+
+TEST(Inspect, GroupsModulesAndTotalsTheirBytes) {
+  const TempDir dir;
+  std::vector<TestTensor> tensors = Model(kNv);
+  tensors.push_back(MakeScalar("layers.0.attn.k_scale", 1));
+  WriteModel(dir.path(), TinyConfig(), tensors);
+  const auto inspection = Inspect(dir.path(), {true});
+  ASSERT_TRUE(inspection) << inspection.error().message;
+  EXPECT_EQ(inspection->tensors, std::ssize(tensors));
+  int64_t bytes = 0, in_tensors = 0;
+  for (const Total& total : inspection->by_format) bytes += total.bytes;
+  for (const Total& total : inspection->by_family) in_tensors += total.tensors;
+  EXPECT_EQ(bytes, inspection->bytes);
+  EXPECT_EQ(in_tensors, inspection->tensors);
+  for (const ModuleGroup& group : inspection->groups) {
+    if (!IsRoutedExpert(group.key.module)) continue;
+    EXPECT_EQ(group.format, "nvfp4-modelopt");
+    EXPECT_EQ(group.modules, 4);
+    EXPECT_EQ(group.tensors, 16);
+    EXPECT_EQ(group.global_scales.low, 0x1p-6f);
+    EXPECT_EQ(group.block_scales.high, 256);
+  }
+  Finds(inspection->findings, Severity::kWarning, "layers.0.attn.k_scale", "unknown");
+  const std::string text = InspectionText(*inspection);
+  EXPECT_NE(text.find("experts.w1 (gate)"), std::string::npos);
+  EXPECT_EQ(InspectionJson(*inspection)["tensors"], std::ssize(tensors));
+}
+
+}  // namespace
+}  // namespace halfbyte

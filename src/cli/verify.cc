@@ -1,0 +1,41 @@
+// halfbyte verify DIR [--reference DIR] [--json] [--threads N]
+#include "checkpoint/verify.h"
+
+#include "base/thread_pool.h"
+#include "cli/command.h"
+#include "cli/commands.h"
+
+namespace halfbyte {
+
+void AddVerify(CLI::App& app) {
+  struct Flags {
+    std::string directory;
+    std::string reference;
+    bool json = false;
+    int threads = AvailableProcessors();
+  };
+  const auto flags = std::make_shared<Flags>();
+  CLI::App& command = *app.add_subcommand(
+      "verify", "Reads a whole checkpoint and reports everything a loader could trip on.");
+  command.add_option("DIR", flags->directory, "Model directory")->required();
+  command.add_option("--reference", flags->reference,
+                     "Model directory to compare with, in any format");
+  command.add_flag("--json", flags->json, "Print everything as JSON");
+  command.add_option("--threads", flags->threads, "Matrices read at a time")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1024));
+  OnRun(command, [flags]() -> Result<ExitCode> {
+    VerifyOptions options;
+    options.threads = flags->threads;
+    if (!flags->reference.empty()) options.reference = flags->reference;
+    HB_ASSIGN_OR_RETURN(const Verification verification, Verify(flags->directory, options));
+    if (flags->json) {
+      fmt::print("{}\n", VerificationJson(verification).dump(2));
+    } else {
+      fmt::print("{}", VerificationText(verification));
+    }
+    return verification.ok() ? ExitCode::kOk : ExitCode::kFailed;
+  });
+}
+
+}  // namespace halfbyte
