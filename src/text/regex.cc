@@ -3,6 +3,7 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
+#include <algorithm>
 #include <string>
 
 #include "base/check.h"
@@ -12,9 +13,11 @@ namespace halfbyte {
 namespace {
 
 constexpr size_t kMaxPatternBytes = 16 << 10;
-// Steps one match may take. The patterns of real tokenizers take a handful per character, and none
-// for plain repeats of a class however long, so this is reached by runaway backtracking only.
-constexpr uint32_t kMatchLimit = 1'000'000;
+// Steps that one match may take: a constant, and some for each byte of the subject, since giving
+// back a long run costs a step per character. Real tokenizers stay far below; runaway backtracking
+// does not.
+constexpr uint64_t kMatchSteps = 200'000;
+constexpr uint64_t kMatchStepsPerByte = 16;
 constexpr size_t kJitStackStart = 32 << 10;
 constexpr size_t kJitStackMax = 8 << 20;
 constexpr uint32_t kHeapLimitKib = 64 << 10;  // for the interpreter, where there is no JIT
@@ -37,7 +40,6 @@ RegexScratch::RegexScratch()
       context_(pcre2_match_context_create(nullptr)),
       stack_(pcre2_jit_stack_create(kJitStackStart, kJitStackMax, nullptr)) {
   HB_CHECK(data_ != nullptr && context_ != nullptr, "out of memory");
-  pcre2_set_match_limit(context_, kMatchLimit);
   pcre2_set_heap_limit(context_, kHeapLimitKib);
   // Without JIT support in PCRE2 there is no stack, and the interpreter runs.
   if (stack_ != nullptr) pcre2_jit_stack_assign(context_, nullptr, stack_);
@@ -84,6 +86,9 @@ Result<Regex> Regex::Literal(std::string_view text) {
 
 Result<std::optional<RegexMatch>> Regex::Find(std::string_view subject, size_t from,
                                               RegexScratch* scratch) const {
+  const uint64_t limit = kMatchSteps + kMatchStepsPerByte * subject.size();
+  pcre2_set_match_limit(scratch->context_,
+                        static_cast<uint32_t>(std::min<uint64_t>(limit, UINT32_MAX)));
   const int count = pcre2_match(code_.get(), Units(subject), subject.size(), from,
                                 PCRE2_NO_UTF_CHECK, scratch->data_, scratch->context_);
   if (count == PCRE2_ERROR_NOMATCH) return std::nullopt;

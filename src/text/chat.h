@@ -1,0 +1,67 @@
+// A conversation as a DeepSeek-V4 prompt (deepseek-v4.md §6.2, server.md §3.3), without tools:
+//
+//   <begin> [effort text] system text <User> user text <Assistant> </think> answer <end> ...
+//
+// The result is one string plus the byte ranges in it that are ours. Control tokens are recognised
+// in those only, so a message that spells <｜Assistant｜> gives ordinary tokens and cannot forge a
+// turn. Not here: tools, tool results, response formats, latest_reminder, task tokens.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "text/added_token_finder.h"
+#include "text/model_defaults.h"
+#include "text/tokenizer.h"
+
+namespace halfbyte {
+
+enum class ChatRole { kSystem, kUser, kAssistant, kDeveloper };
+
+// Error naming the role and the allowed ones.
+Result<ChatRole> ParseChatRole(std::string_view name);
+
+struct ChatMessage {
+  ChatRole role;
+  std::string content;    // may be empty; any bytes
+  std::string reasoning;  // of an assistant; what stood before its </think>
+};
+
+struct ChatOptions {
+  bool thinking = true;
+  ReasoningEffort reasoning_effort = ReasoningEffort::kHigh;  // matters while thinking only
+  // Reasoning of turns before the last user message is left out, as the model was trained.
+  bool drop_thinking = true;
+  // The last message is the assistant's: the model goes on where its content ends.
+  bool continue_final_message = false;
+  // A developer message as the model's own role, a user turn that is dropped with old reasoning.
+  // Off, it is a system message, so that its instructions stay.
+  bool native_developer_role = false;
+};
+
+struct ChatPrompt {
+  std::string text;
+  std::vector<ByteRange> ours;  // in order, disjoint
+};
+
+// Rules where deepseek-v4.md §6.2 is silent: every assistant turn is opened by the assistant token,
+// whatever stands before it, so a conversation may start with one; consecutive user messages are
+// one turn, joined by a blank line; a conversation that ends with a system message still gets the
+// opening of the answer; an assistant's reasoning is ignored where no reasoning is rendered.
+// Errors: no messages; a final assistant message without continue_final_message, or that option
+// without one; reasoning on another role; an effort whose text is missing ("prompt_data_missing:
+// ...").
+Result<ChatPrompt> RenderChat(std::span<const ChatMessage> messages, const ChatOptions& options,
+                              const EffortTexts& effort_texts);
+
+// The same as token ids. Error naming the control token that the tokenizer lacks.
+Result<std::vector<int32_t>> EncodeChat(const Tokenizer& tokenizer,
+                                        std::span<const ChatMessage> messages,
+                                        const ChatOptions& options,
+                                        const EffortTexts& effort_texts);
+
+}  // namespace halfbyte

@@ -1,0 +1,107 @@
+#include "text/model_defaults.h"
+
+#include <algorithm>
+#include <initializer_list>
+#include <system_error>
+#include <utility>
+
+namespace halfbyte {
+namespace {
+
+Status RefuseUnknownFields(const JsonObject& object,
+                           std::initializer_list<std::string_view> known) {
+  for (const auto& [key, value] : object.json().items()) {
+    if (std::find(known.begin(), known.end(), key) == known.end()) {
+      return MakeError("{} is not known; allowed are {}", object.Describe(key),
+                       fmt::join(known, ", "));
+    }
+  }
+  return {};
+}
+
+Result<EffortProfile> ParseProfile(const JsonObject& object) {
+  HB_ASSIGN_OR_RETURN(const auto name, object.String("effort_profile"));
+  if (!name || *name == "preview") return EffortProfile::kPreview;
+  if (*name == "official") return EffortProfile::kOfficial;
+  return MakeError("{} is \"{}\"; allowed are preview, official", object.Describe("effort_profile"),
+                   *name);
+}
+
+Result<EffortTexts> ReadEffortTexts(const JsonObject& object) {
+  EffortTexts texts;
+  HB_ASSIGN_OR_RETURN(texts.profile, ParseProfile(object));
+  HB_ASSIGN_OR_RETURN(const auto wording, object.Object("effort_texts"));
+  if (!wording) return texts;
+  HB_RETURN_IF_ERROR(RefuseUnknownFields(*wording, {"high", "max"}));
+  HB_ASSIGN_OR_RETURN(texts.high, wording->String("high"));
+  HB_ASSIGN_OR_RETURN(texts.max, wording->String("max"));
+  if (texts.high && texts.profile == EffortProfile::kPreview) {
+    return MakeError("{} would never be used: effort_profile \"preview\" adds nothing for high",
+                     wording->Describe("high"));
+  }
+  return texts;
+}
+
+}  // namespace
+
+std::string_view Name(ReasoningEffort effort) {
+  switch (effort) {
+    case ReasoningEffort::kLow:
+      return "low";
+    case ReasoningEffort::kHigh:
+      return "high";
+    case ReasoningEffort::kMax:
+      return "max";
+  }
+  return "";
+}
+
+Result<ReasoningEffort> ParseReasoningEffort(std::string_view name) {
+  for (const auto effort : {ReasoningEffort::kLow, ReasoningEffort::kHigh, ReasoningEffort::kMax}) {
+    if (name == Name(effort)) return effort;
+  }
+  return MakeError("reasoning_effort is \"{}\"; allowed are low, high, max", name);
+}
+
+Result<std::string> EffortTexts::For(ReasoningEffort effort) const {
+  if (effort == ReasoningEffort::kLow) return "";
+  if (effort == ReasoningEffort::kHigh && profile == EffortProfile::kPreview) return "";
+  const auto& text = effort == ReasoningEffort::kHigh ? high : max;
+  if (!text) {
+    return MakeError(
+        "prompt_data_missing: reasoning_effort \"{}\" needs wording that the model directory does "
+        "not bring; put it into halfbyte.json as effort_texts.{}",
+        Name(effort), Name(effort));
+  }
+  return *text;
+}
+
+Result<ModelDefaults> ParseModelDefaults(const Json& json, const std::string& source) {
+  HB_ASSIGN_OR_RETURN(const JsonObject object, JsonObject::Of(json, source));
+  HB_RETURN_IF_ERROR(RefuseUnknownFields(
+      object, {"default_thinking", "default_reasoning_effort", "effort_profile", "effort_texts"}));
+  ModelDefaults defaults;
+  HB_ASSIGN_OR_RETURN(const auto thinking, object.Bool("default_thinking"));
+  defaults.thinking = thinking.value_or(defaults.thinking);
+  HB_ASSIGN_OR_RETURN(const auto effort, object.String("default_reasoning_effort"));
+  if (effort) {
+    auto parsed = ParseReasoningEffort(*effort);
+    if (!parsed) {
+      return MakeError("{}: {}", object.Describe("default_reasoning_effort"),
+                       parsed.error().message);
+    }
+    defaults.reasoning_effort = *parsed;
+  }
+  HB_ASSIGN_OR_RETURN(defaults.effort_texts, ReadEffortTexts(object));
+  return defaults;
+}
+
+Result<ModelDefaults> ReadModelDefaults(const std::filesystem::path& model_dir) {
+  const std::filesystem::path path = model_dir / "halfbyte.json";
+  std::error_code error;
+  if (!std::filesystem::exists(path, error) && !error) return ModelDefaults{};
+  HB_ASSIGN_OR_RETURN(const Json json, ReadJsonFile(path));
+  return ParseModelDefaults(json, path.string());
+}
+
+}  // namespace halfbyte
