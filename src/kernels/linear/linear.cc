@@ -44,17 +44,18 @@ void LinearRange(const Context& context, MatrixView<const float> x, const Weight
                  int64_t begin, int64_t end, MatrixView<float> y) {
   CheckShapes(x, w, y);
   HB_CHECK(0 <= begin && begin <= end && end <= w.rows, "rows [{}, {}) of {}", begin, end, w.rows);
-  const LinearArguments arguments{.x = x.data,
-                                  .y = y.data,
-                                  .w = &w,
-                                  .tokens = x.rows,
-                                  .k = w.columns,
-                                  .n = w.rows,
-                                  .begin = begin,
-                                  .end = end,
-                                  .row_bytes = w.row_bytes(),
-                                  .scale_row_bytes = w.scale_columns() * DTypeSize(w.scale_dtype),
-                                  .factor = w.global_scale.value()};
+  const LinearArguments arguments{
+      .x = x.data,
+      .y = y.data,
+      .w = &w,
+      .tokens = x.rows,
+      .k = w.columns,
+      .n = w.rows,
+      .begin = begin,
+      .end = end,
+      .row_bytes = w.row_bytes(),
+      .scale_row_bytes = w.scale_columns() * DTypeSize(w.scale_dtype),
+      .factor = w.format == WeightFormat::kNvfp4 ? w.global_scale.value() : 1.0f};
   switch (context.isa()) {
     case CpuIsa::kScalar:
       return simd_scalar::LinearTile(arguments);

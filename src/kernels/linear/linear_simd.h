@@ -19,7 +19,7 @@ struct LinearArguments {
   int64_t end = 0;
   int64_t row_bytes = 0;        // of w's data
   int64_t scale_row_bytes = 0;  // of w's scales
-  float factor = 1;             // NVFP4: global_scale
+  float factor = 1;             // of each sum: NVFP4's global_scale, else 1 (which changes no bit)
 };
 
 namespace simd_scalar {
