@@ -3,7 +3,12 @@
 namespace halfbyte {
 
 void AddCommands(CLI::App& app) {
+  AddInspect(app);
+  AddVerify(app);
   AddConvert(app);
+  AddGenerate(app);
+  AddLogits(app);
+  AddPerplexity(app);
 }
 
 }  // namespace halfbyte

@@ -9,5 +9,10 @@ void AddCommands(CLI::App& app);
 
 // One command each, in the file of its name.
 void AddConvert(CLI::App& app);
+void AddGenerate(CLI::App& app);
+void AddInspect(CLI::App& app);
+void AddVerify(CLI::App& app);
+void AddLogits(CLI::App& app);
+void AddPerplexity(CLI::App& app);
 
 }  // namespace halfbyte

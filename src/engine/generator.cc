@@ -49,6 +49,7 @@ Result<MatrixView<const float>> Prefill(Transformer& model, KvCache& cache, Sequ
 
 Result<GenerateResult> Generate(Transformer& model, const GenerateRequest& request,
                                 const std::function<void(int32_t)>& on_token) {
+  HB_RETURN_IF_ERROR(Validate(request.sampling));
   HB_ASSIGN_OR_RETURN(const int64_t max_tokens,
                       TokensToGenerate(request, model.config().max_position_embeddings));
   HB_ASSIGN_OR_RETURN(const auto cache,
@@ -64,7 +65,7 @@ Result<GenerateResult> Generate(Transformer& model, const GenerateRequest& reque
   for (;;) {
     HB_ASSIGN_OR_RETURN(const int32_t token,
                         Sample({logits.data, static_cast<size_t>(logits.columns)}, request.sampling,
-                               std::ssize(result.tokens)));
+                               static_cast<uint32_t>(result.tokens.size()), /*choice=*/0));
     result.tokens.push_back(token);
     on_token(token);
     if (std::ranges::find(request.stop_ids, token) != request.stop_ids.end()) {

@@ -1,0 +1,184 @@
+// halfbyte generate MODEL_DIR (--prompt TEXT | --chat TEXT | --ids FILE): see docs/generate.md.
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/json.h"
+#include "base/memory_usage.h"
+#include "base/progress.h"
+#include "cli/command.h"
+#include "cli/commands.h"
+#include "cli/model_flags.h"
+#include "engine/generation_config.h"
+#include "engine/generator.h"
+#include "engine/token_ids.h"
+#include "text/chat.h"
+#include "text/tokenizer.h"
+#include "text/utf8_stream.h"
+
+namespace halfbyte {
+namespace {
+
+struct GenerateFlags {
+  ModelFlags model;
+  std::optional<std::string> prompt;
+  std::optional<std::string> chat;
+  std::optional<std::string> ids;
+  std::string system;
+  std::optional<bool> thinking;
+  std::optional<int64_t> max_tokens;
+  std::optional<double> temperature;
+  std::optional<double> top_p;
+  std::optional<int64_t> top_k;
+  std::optional<double> min_p;
+  std::optional<uint64_t> seed;
+  bool json = false;
+};
+
+Result<SamplingParams> ResolveSampling(const GenerateFlags& flags) {
+  HB_ASSIGN_OR_RETURN(SamplingParams sampling, ReadSamplingDefaults(flags.model.directory));
+  sampling.temperature = flags.temperature.value_or(sampling.temperature);
+  sampling.top_p = flags.top_p.value_or(sampling.top_p);
+  sampling.top_k = flags.top_k.value_or(sampling.top_k);
+  sampling.min_p = flags.min_p.value_or(sampling.min_p);
+  sampling.seed = flags.seed ? *flags.seed : std::random_device()();
+  HB_RETURN_IF_ERROR(Validate(sampling));
+  return sampling;
+}
+
+// With --ids a model without tokenizer.json is fine: ids go in and come out.
+Result<std::optional<Tokenizer>> LoadTokenizer(const GenerateFlags& flags) {
+  const std::filesystem::path path = flags.model.directory / "tokenizer.json";
+  if (flags.ids && !std::filesystem::exists(path)) return std::nullopt;
+  HB_ASSIGN_OR_RETURN(Tokenizer tokenizer, Tokenizer::Load(path));
+  return tokenizer;
+}
+
+Result<std::vector<int32_t>> EncodePrompt(const GenerateFlags& flags,
+                                          const std::optional<Tokenizer>& tokenizer) {
+  if (flags.ids) return ReadTokenIds(*flags.ids);
+  if (flags.prompt) return tokenizer->Encode(*flags.prompt, ControlTokens::kRecognized);
+  HB_ASSIGN_OR_RETURN(const ModelDefaults defaults, ReadModelDefaults(flags.model.directory));
+  std::vector<ChatMessage> messages;
+  if (!flags.system.empty()) messages.push_back({ChatRole::kSystem, flags.system, ""});
+  messages.push_back({ChatRole::kUser, *flags.chat, ""});
+  return EncodeChat(*tokenizer, messages,
+                    {.thinking = flags.thinking.value_or(defaults.thinking),
+                     .reasoning_effort = defaults.reasoning_effort},
+                    defaults.effort_texts);
+}
+
+// Turns tokens into text as they come and prints it, unless the caller wants JSON.
+class Printer {
+ public:
+  Printer(const std::optional<Tokenizer>& tokenizer, bool quiet)
+      : tokenizer_(tokenizer), quiet_(quiet) {}
+
+  void Token(int32_t token) {
+    if (!tokenizer_) {
+      Print(fmt::format("{}{}", text_.empty() ? "" : " ", token));
+    } else if (const auto bytes = tokenizer_->TokenBytes(token);
+               bytes && !tokenizer_->IsSpecial(token)) {
+      Print(stream_.Push(*bytes));
+    }
+  }
+  void End() {
+    Print(stream_.Flush());
+    if (!quiet_) fmt::print("\n");
+  }
+  const std::string& text() const { return text_; }
+
+ private:
+  void Print(const std::string& piece) {
+    text_ += piece;
+    if (quiet_ || piece.empty()) return;
+    fmt::print("{}", piece);
+    std::fflush(stdout);
+  }
+
+  const std::optional<Tokenizer>& tokenizer_;
+  const bool quiet_;
+  Utf8Stream stream_;
+  std::string text_;
+};
+
+void PrintSummary(const GenerateFlags& flags, const GenerateRequest& request,
+                  const GenerateResult& result, const std::string& text) {
+  const double prompt = static_cast<double>(request.prompt.size());
+  // The first token comes out of the prompt's own pass.
+  const double steps = static_cast<double>(result.tokens.size()) - 1;
+  const double prompt_rate = prompt / std::max(result.prompt_seconds, 1e-9);
+  const double rate = steps > 0 ? steps / std::max(result.generate_seconds, 1e-9) : 0;
+  const int64_t peak = PeakResidentBytes();
+  const char* finish = result.finish == FinishReason::kStop ? "stop" : "length";
+  if (!flags.json) {
+    fmt::print(stderr,
+               "{} prompt tokens at {:.1f} tokens/s, {} generated at {:.1f} tokens/s ({}), peak "
+               "memory {}\n",
+               request.prompt.size(), prompt_rate, result.tokens.size(), rate, finish,
+               HumanQuantity(static_cast<double>(peak), "B"));
+    return;
+  }
+  const Json json = {{"text", text},
+                     {"token_ids", result.tokens},
+                     {"finish_reason", finish},
+                     {"prompt_tokens", request.prompt.size()},
+                     {"completion_tokens", result.tokens.size()},
+                     {"prompt_tokens_per_second", prompt_rate},
+                     {"tokens_per_second", rate},
+                     {"peak_memory_bytes", peak},
+                     {"seed", request.sampling.seed}};
+  fmt::print("{}\n", json.dump());
+}
+
+Result<ExitCode> RunGenerate(const GenerateFlags& flags) {
+  GenerateRequest request;
+  HB_ASSIGN_OR_RETURN(request.sampling, ResolveSampling(flags));
+  HB_ASSIGN_OR_RETURN(const std::optional<Tokenizer> tokenizer, LoadTokenizer(flags));
+  HB_ASSIGN_OR_RETURN(request.prompt, EncodePrompt(flags, tokenizer));
+  HB_ASSIGN_OR_RETURN(const LoadedModel model, LoadModel(flags.model));
+  request.max_tokens = flags.max_tokens;
+  request.stop_ids = model.transformer->config().eos_token_ids;
+
+  Printer printer(tokenizer, flags.json);
+  HB_ASSIGN_OR_RETURN(
+      const GenerateResult result,
+      Generate(*model.transformer, request, [&](int32_t token) { printer.Token(token); }));
+  printer.End();
+  PrintSummary(flags, request, result, printer.text());
+  return ExitCode::kOk;
+}
+
+}  // namespace
+
+void AddGenerate(CLI::App& app) {
+  auto flags = std::make_shared<GenerateFlags>();
+  CLI::App* command = app.add_subcommand("generate", "Generate text");
+  AddModelFlags(*command, flags->model);
+  CLI::Option_group* input = command->add_option_group("input");
+  input->add_option("--prompt", flags->prompt,
+                    "Text to continue, as it is; control tokens in it are recognized");
+  input->add_option("--chat", flags->chat, "A user's message, answered in the model's chat format");
+  input->add_option("--ids", flags->ids, "JSON file: a list of token ids to continue");
+  input->require_option(1);
+  command->add_option("--system", flags->system, "System text before the message (with --chat)");
+  command->add_option("--thinking", flags->thinking,
+                      "true or false: reason before answering (with --chat; default: the model's)");
+  command->add_option("--max-tokens", flags->max_tokens,
+                      "Most tokens to generate (default: to the end of the model's context)");
+  command->add_option("--temperature", flags->temperature,
+                      "0 takes the best token; defaults of these four: generation_config.json");
+  command->add_option("--top-p", flags->top_p, "Keep the most probable tokens up to this sum");
+  command->add_option("--top-k", flags->top_k, "Keep this many of the most probable tokens");
+  command->add_option("--min-p", flags->min_p,
+                      "Keep tokens with at least this share of the best one's probability");
+  command->add_option("--seed", flags->seed, "Makes sampling repeatable (default: random)");
+  command->add_flag("--json", flags->json, "Print one JSON object instead of streaming the text");
+  OnRun(*command, [flags] { return RunGenerate(*flags); });
+}
+
+}  // namespace halfbyte

@@ -1,0 +1,55 @@
+// halfbyte logits MODEL_DIR --ids FILE.json --out FILE.safetensors: see docs/logits.md.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/progress.h"
+#include "checkpoint/safetensors_writer.h"
+#include "cli/command.h"
+#include "cli/commands.h"
+#include "cli/model_flags.h"
+#include "engine/prompt_logits.h"
+#include "engine/token_ids.h"
+
+namespace halfbyte {
+
+void AddLogits(CLI::App& app) {
+  struct Flags {
+    ModelFlags model;
+    std::filesystem::path ids;
+    std::filesystem::path out;
+    std::vector<int64_t> chunks;
+  };
+  auto flags = std::make_shared<Flags>();
+  CLI::App* command = app.add_subcommand("logits", "Write the logits of every token of a prompt");
+  AddModelFlags(*command, flags->model);
+  command->add_option("--ids", flags->ids, "JSON file: a list of token ids")->required();
+  command->add_option("--out", flags->out, "Safetensors file to write: logits F32 [tokens, vocab]")
+      ->required();
+  command
+      ->add_option("--chunks", flags->chunks,
+                   "Sizes of the forward calls, such as 5,1,1,17; the last one repeats")
+      ->delimiter(',');
+  OnRun(*command, [flags]() -> Result<ExitCode> {
+    HB_ASSIGN_OR_RETURN(const std::vector<int32_t> ids, ReadTokenIds(flags->ids));
+    HB_ASSIGN_OR_RETURN(const LoadedModel model,
+                        LoadModel(flags->model, flags->model.math == "fp32" ? std::ssize(ids) : 0));
+    const int64_t vocab = model.transformer->config().vocab_size;
+    HB_ASSIGN_OR_RETURN(
+        const auto writer,
+        SafetensorsWriter::Create(flags->out, {{"logits", DType::kF32, {std::ssize(ids), vocab}}}));
+    Progress progress("logits", std::ssize(ids), "token");
+    HB_RETURN_IF_ERROR(ForEachLogits(
+        *model.transformer, ids, flags->chunks,
+        [&](int64_t first, MatrixView<const float> logits) -> Status {
+          progress.Advance(logits.rows);
+          const std::span<const float> values(logits.data,
+                                              static_cast<size_t>(logits.rows * logits.columns));
+          return writer->Write(0, first * vocab * int64_t{sizeof(float)}, std::as_bytes(values));
+        }));
+    HB_RETURN_IF_ERROR(writer->Finish());
+    return ExitCode::kOk;
+  });
+}
+
+}  // namespace halfbyte
