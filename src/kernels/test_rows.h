@@ -32,7 +32,8 @@ inline std::vector<float> RandomNormal(int64_t count, uint32_t seed, double devi
 }
 
 inline bool SameBits(std::span<const float> a, std::span<const float> b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size_bytes()) == 0);
 }
 
 inline bool AllBf16(std::span<const float> x) {

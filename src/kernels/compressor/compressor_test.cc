@@ -87,7 +87,7 @@ std::vector<std::byte> Feed(const Instance& instance, const Row& row,
 
 std::vector<float> AsFloats(const std::vector<std::byte>& bytes) {
   std::vector<float> values(bytes.size() / sizeof(float));
-  std::memcpy(values.data(), bytes.data(), bytes.size());
+  if (!bytes.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
   return values;
 }
 

@@ -27,7 +27,7 @@ OwnedWeight RandomWeight(WeightFormat format, int64_t rows, int64_t columns, uin
   if (format == WeightFormat::kMxfp4) w.matrix.scale_dtype = DType::kF8E8m0;
   w.data.resize(static_cast<size_t>(rows * w.matrix.row_bytes()));
   for (std::byte& byte : w.data) byte = static_cast<std::byte>(random() & 0x77);  // no NaN
-  if (format == WeightFormat::kF32) {
+  if (format == WeightFormat::kF32 && !w.data.empty()) {
     const std::vector<float> values = RandomNormal(rows * columns, seed);
     std::memcpy(w.data.data(), values.data(), w.data.size());
   }
