@@ -1,5 +1,7 @@
 #include "tensor/weight_matrix.h"
 
+#include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "base/check.h"
@@ -35,6 +37,20 @@ float LoadScale(const std::byte* scales, DType dtype, int64_t index) {
       return ToFloat(LoadElement<Bf16>(scales, index));
     default:
       HB_CHECK(false, "scale dtype {}", DTypeName(dtype));
+  }
+}
+
+// out[count] = code * scale.
+template <int count>
+void DecodeBlock(const uint8_t* codes, float scale, float* out) {
+  static constexpr auto kValues = [] {
+    std::array<float, 16> values{};
+    for (uint8_t code = 0; code < 16; ++code) values[code] = E2m1ToFloat(code);
+    return values;
+  }();
+  for (int i = 0; i < count / 2; ++i) {
+    out[2 * i] = kValues[codes[i] & 15] * scale;
+    out[2 * i + 1] = kValues[codes[i] >> 4] * scale;
   }
 }
 
@@ -121,28 +137,38 @@ void DequantizeRow(const WeightMatrix& weight, int64_t row, float* out) {
   const auto* codes = reinterpret_cast<const uint8_t*>(data);
   const auto* scales =
       reinterpret_cast<const uint8_t*>(weight.scales) + row * weight.scale_columns();
-  for (int64_t c = 0; c < weight.columns; ++c) {
-    switch (weight.format) {
-      case WeightFormat::kF32:
-        out[c] = LoadElement<float>(data, c);
-        break;
-      case WeightFormat::kBf16:
-        out[c] = ToFloat(LoadElement<Bf16>(data, c));
-        break;
-      case WeightFormat::kF16:
-        out[c] = ToFloat(LoadElement<Fp16>(data, c));
-        break;
-      case WeightFormat::kFp8:
-        out[c] = E4m3ToFloat(codes[c]) * Fp8WeightScale(weight, row, c);
-        break;
-      case WeightFormat::kNvfp4:
-        out[c] =
-            DequantizeNvfp4(UnpackE2m1(codes, c), scales[c / kNvfp4Block], weight.global_scale);
-        break;
-      case WeightFormat::kMxfp4:
-        out[c] = DequantizeMxfp4(UnpackE2m1(codes, c), scales[c / kMxfp4Block]);
-        break;
-    }
+  switch (weight.format) {  // outside of the loops: the converter decodes every element twice
+    case WeightFormat::kF32:
+      std::memcpy(out, data, static_cast<size_t>(weight.columns) * sizeof(float));
+      break;
+    case WeightFormat::kBf16:
+      for (int64_t c = 0; c < weight.columns; ++c) out[c] = ToFloat(LoadElement<Bf16>(data, c));
+      break;
+    case WeightFormat::kF16:
+      for (int64_t c = 0; c < weight.columns; ++c) out[c] = ToFloat(LoadElement<Fp16>(data, c));
+      break;
+    case WeightFormat::kFp8:
+      for (int64_t begin = 0; begin < weight.columns; begin += weight.scale_block_columns) {
+        const float scale = Fp8WeightScale(weight, row, begin);
+        const int64_t end = std::min(begin + weight.scale_block_columns, weight.columns);
+        for (int64_t c = begin; c < end; ++c) out[c] = E4m3ToFloat(codes[c]) * scale;
+      }
+      break;
+    case WeightFormat::kNvfp4:
+      for (int64_t b = 0; b < weight.columns / kNvfp4Block; ++b) {
+        DecodeBlock<kNvfp4Block>(codes, E4m3ToFloat(scales[b]), out);
+        for (int i = 0; i < kNvfp4Block; ++i) out[i] *= weight.global_scale.value();
+        codes += kNvfp4Block / 2;
+        out += kNvfp4Block;
+      }
+      break;
+    case WeightFormat::kMxfp4:
+      for (int64_t b = 0; b < weight.columns / kMxfp4Block; ++b) {
+        DecodeBlock<kMxfp4Block>(codes, E8m0ToFloat(scales[b]), out);
+        codes += kMxfp4Block / 2;
+        out += kMxfp4Block;
+      }
+      break;
   }
 }
 
