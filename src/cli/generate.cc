@@ -53,7 +53,8 @@ Result<SamplingParams> ResolveSampling(const GenerateFlags& flags) {
 // With --ids a model without tokenizer.json is fine: ids go in and come out.
 Result<std::optional<Tokenizer>> LoadTokenizer(const GenerateFlags& flags) {
   const std::filesystem::path path = flags.model.directory / "tokenizer.json";
-  if (flags.ids && !std::filesystem::exists(path)) return std::nullopt;
+  std::error_code error;  // an unreadable directory is for Tokenizer::Load to report
+  if (flags.ids && !std::filesystem::exists(path, error) && !error) return std::nullopt;
   HB_ASSIGN_OR_RETURN(Tokenizer tokenizer, Tokenizer::Load(path));
   return tokenizer;
 }

@@ -7,7 +7,8 @@ namespace halfbyte {
 Result<SamplingParams> ReadSamplingDefaults(const std::filesystem::path& model_dir) {
   SamplingParams params;
   const std::filesystem::path path = model_dir / "generation_config.json";
-  if (!std::filesystem::exists(path)) return params;
+  std::error_code error;  // an unreadable directory is for ReadJsonFile to report
+  if (!std::filesystem::exists(path, error) && !error) return params;
   HB_ASSIGN_OR_RETURN(const Json json, ReadJsonFile(path));
   HB_ASSIGN_OR_RETURN(const JsonObject config, JsonObject::Of(json, path.string()));
   HB_ASSIGN_OR_RETURN(const auto temperature, config.Number("temperature"));

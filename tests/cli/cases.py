@@ -17,7 +17,7 @@ class Case:
     args: list
     exit: int
     stderr: str = ""            # regular expression, case-insensitive
-    stdout: str = ""            # regular expression, only looked at for exit 0
+    stdout: str = ""            # regular expression; if empty, a failed call must print nothing
     unprivileged: bool = False  # run as nobody when the tests run as root
 
 
@@ -42,6 +42,7 @@ FILES = {
             {"metadata": {}, "weight_map": {"a": "model-00001-of-00002.safetensors"}}).encode()},
     "broken_index_dir": {"config.json": CONFIG, "model.safetensors.index.json": b"[1, 2"},
     "ids_file": b"[1, 2, 3]",
+    "ids_single_file": b"[7]",
     "ids_empty_file": b"[]",
     "ids_not_json_file": b"[1, 2,",
     "ids_not_a_list_file": b'"1, 2"',
@@ -53,17 +54,17 @@ FILES = {
     "ids_too_many_file": json.dumps([5] * 5000).encode(),
 }
 
-BAD_MODEL_DIRS = [  # folder, what the sentence must say
+NO_CHECKPOINTS = [  # folder, what the sentence must say
     ("{missing}", "/missing"),
     ("{text_file}", "/text_file"),
     ("{empty_dir}", "/empty"),
-    ("{truncated_dir}", "truncated.*model.safetensors"),
-    ("{lying_header_dir}", "lying_header.*model.safetensors"),
-    ("{absent_shard_dir}", "model-00001-of-00002.safetensors"),
     ("{broken_index_dir}", "model.safetensors.index.json"),
-]
-BAD_CONFIG_DIRS = [
     ("{config_only_dir}", "/config_only"),
+]
+FAULTY_CHECKPOINTS = [  # inspect and verify report on these, everything else refuses them
+    ("{truncated_dir}", "model.safetensors: .*too short"),
+    ("{lying_header_dir}", "model.safetensors: header length"),
+    ("{absent_shard_dir}", "model-00001-of-00002.safetensors"),
     ("{broken_config_dir}", "config.json"),
     ("{unknown_model_dir}", "llama"),
     ("{newer_model_dir}", "deepseek_v41"),
@@ -77,12 +78,25 @@ def usage():
     yield [""], "command"
 
 
-def bad_directories(command, *rest, with_config=True):
+def no_checkpoint(command, *rest):
     """Every command that takes a model directory refuses these with a sentence naming the path."""
-    for folder, pattern in BAD_MODEL_DIRS + (BAD_CONFIG_DIRS if with_config else []):
+    for folder, pattern in NO_CHECKPOINTS:
         yield Case(command, [command, folder, *rest], FAILED, f"^halfbyte {command}: .*{pattern}")
     yield Case(command, [command, "{locked_dir}", *rest], FAILED,
                f"^halfbyte {command}: .*/locked", unprivileged=True)
+
+
+def bad_directories(command, *rest):
+    yield from no_checkpoint(command, *rest)
+    for folder, pattern in FAULTY_CHECKPOINTS:
+        yield Case(command, [command, folder, *rest], FAILED, f"^halfbyte {command}: .*{pattern}")
+
+
+def reported_directories(command, exit_code):
+    """Commands whose purpose is to report: the fault is a finding on stdout."""
+    yield from no_checkpoint(command)
+    for folder, pattern in FAULTY_CHECKPOINTS:
+        yield Case(command, [command, folder], exit_code, "^$", stdout=f"error: .*{pattern}")
 
 
 def bad_usage(command, *calls):
@@ -120,13 +134,13 @@ CASES = [
     Case("usage", ["--version"], 0, stdout=r"^halfbyte \d+\.\d+\.\d+\n$"),
     Case("usage", ["--help"], 0, stdout="4-bit mixture-of-experts"),
 
-    *bad_directories("inspect"),
+    *reported_directories("inspect", 0),
     *bad_usage("inspect",
                ([], "dir"),
                (["{model}", "{model}"], "expected|argument"),
                (["{model}", "--no-such-flag"], "no-such-flag")),
 
-    *bad_directories("verify"),
+    *reported_directories("verify", FAILED),
     *bad_input("verify",
                (["{model}", "--reference", "{missing}"], "/missing"),
                (["{model}", "--reference", "{empty_dir}"], "/empty")),
@@ -150,30 +164,30 @@ CASES = [
                (["{model}", "{tmp}/out", "--format", "nvfp4", "--scope", "all"], "scope.*all"),
                (["{model}", "{tmp}/out", "--format", "nvfp4", "--no-such-flag"], "no-such-flag")),
 
-    *bad_directories("generate", "--prompt", "The"),
+    *bad_directories("generate", "--ids", "{ids_file}"),
     *bad_ids("generate"),
     *bad_input("generate",
                (["{model}", "--prompt", ""], "empty|no token"),
-               (["{model}", "--ids", "{ids_too_many_file}"], "4096|context|position")),
+               (["{model}", "--ids", "{ids_too_many_file}"], "4096|context|position"),
+               (["{model}", "--prompt", "a", "--max-tokens", "-1"], "max_tokens|--max-tokens"),
+               (["{model}", "--prompt", "a", "--max-tokens", "9" * 30], "max_tokens|--max-tokens"),
+               (["{model}", "--prompt", "a", "--temperature", "-0.1"], "temperature"),
+               (["{model}", "--prompt", "a", "--temperature", "nan"], "temperature"),
+               (["{model}", "--prompt", "a", "--temperature", "inf"], "temperature"),
+               (["{model}", "--prompt", "a", "--top-p", "1.5"], "top.p"),
+               (["{model}", "--prompt", "a", "--top-p", "-0.1"], "top.p"),
+               (["{model}", "--prompt", "a", "--top-p", "nan"], "top.p"),
+               (["{model}", "--prompt", "a", "--top-k", "-2"], "top.k"),
+               (["{model}", "--prompt", "a", "--min-p", "1.5"], "min.p"),
+               (["{model}", "--prompt", "a", "--min-p", "nan"], "min.p")),
     *bad_usage("generate",
                ([], "model_dir|dir"),
                (["{model}"], "--prompt"),
                (["{model}", "--prompt", "a", "--chat", "b"], "--(prompt|chat)"),
                (["{model}", "--prompt", "a", "--ids", "{ids_file}"], "--(prompt|ids)"),
                (["{model}", "--prompt"], "--prompt"),
-               (["{model}", "--prompt", "a", "--max-tokens", "-1"], "--max-tokens"),
                (["{model}", "--prompt", "a", "--max-tokens", "many"], "--max-tokens"),
-               (["{model}", "--prompt", "a", "--max-tokens", "9" * 30], "--max-tokens"),
-               (["{model}", "--prompt", "a", "--temperature", "-0.1"], "--temperature"),
-               (["{model}", "--prompt", "a", "--temperature", "nan"], "--temperature"),
-               (["{model}", "--prompt", "a", "--temperature", "inf"], "--temperature"),
                (["{model}", "--prompt", "a", "--temperature", "warm"], "--temperature"),
-               (["{model}", "--prompt", "a", "--top-p", "1.5"], "--top-p"),
-               (["{model}", "--prompt", "a", "--top-p", "-0.1"], "--top-p"),
-               (["{model}", "--prompt", "a", "--top-p", "nan"], "--top-p"),
-               (["{model}", "--prompt", "a", "--top-k", "-2"], "--top-k"),
-               (["{model}", "--prompt", "a", "--min-p", "1.5"], "--min-p"),
-               (["{model}", "--prompt", "a", "--min-p", "nan"], "--min-p"),
                (["{model}", "--prompt", "a", "--seed", "x"], "--seed"),
                (["{model}", "--prompt", "a", "--math", "fp64"], "--math.*fp64"),
                (["{model}", "--prompt", "a", "--arithmetic", "w8a8"], "--arithmetic.*w8a8"),
@@ -187,10 +201,13 @@ CASES = [
                (["{model}", "--ids", "{ids_file}", "--out", "{missing}/a"], "/missing"),
                (["{model}", "--ids", "{ids_file}", "--out", "{text_file}/a"], "/text_file"),
                (["{model}", "--ids", "{ids_file}", "--out", "{empty_dir}"], "/empty"),
-               (["{model}", "--ids", "{ids_file}", "--out", "{tmp}/a", "--chunks", "1,1"],
-                "chunks"),
-               (["{model}", "--ids", "{ids_file}", "--out", "{tmp}/a", "--chunks", "2,2"],
-                "chunks"),
+               (["{model}", "--ids", "{ids_file}", "--out", "{tmp}/a", "--chunks", "2,0"],
+                "chunk"),
+               (["{model}", "--ids", "{ids_file}", "--out", "{tmp}/a", "--chunks", ""], "chunk"),
+               (["{model}", "--ids", "{ids_file}", "--out", "{tmp}/a", "--chunks", "-3"],
+                "chunk"),
+               (["{model}", "--ids", "{ids_file}", "--out", "{tmp}/a", "--math", "fp32",
+                 "--arithmetic", "w4a4"], "--math.*--arithmetic"),
                (["{model}", "--ids", "{ids_too_many_file}", "--out", "{tmp}/a"],
                 "4096|context|position")),
     Case("logits", ["logits", "{model}", "--ids", "{ids_file}", "--out", "{read_only_dir}/a"],
@@ -201,12 +218,6 @@ CASES = [
                (["{model}", "--ids", "{ids_file}"], "--out"),
                (["{model}", "--ids", "{ids_file}", "--out", "{tmp}/a", "--math", "x"], "--math"),
                (["{model}", "--ids", "{ids_file}", "--out", "{tmp}/a", "--chunks", "1,x"],
-                "--chunks"),
-               (["{model}", "--ids", "{ids_file}", "--out", "{tmp}/a", "--chunks", "3,0"],
-                "--chunks"),
-               (["{model}", "--ids", "{ids_file}", "--out", "{tmp}/a", "--chunks", "-3"],
-                "--chunks"),
-               (["{model}", "--ids", "{ids_file}", "--out", "{tmp}/a", "--chunks", ""],
                 "--chunks")),
 
     *bad_directories("perplexity", "--ids", "{ids_file}"),
@@ -214,13 +225,15 @@ CASES = [
     *bad_input("perplexity",
                (["{model}", "--text", "{missing}"], "/missing"),
                (["{model}", "--text", "{empty_dir}"], "/empty"),
-               (["{model}", "--text", "{empty_file}"], "empty|token")),
+               (["{model}", "--text", "{empty_file}"], "empty|token"),
+               (["{model}", "--text", "{text_file}", "--context", "5000"], "--context 5000.*4096"),
+               (["{model}", "--text", "{text_file}", "--context", "1"], "context"),
+               (["{model}", "--text", "{text_file}", "--context", "-5"], "context"),
+               (["{model}", "--text", "{text_file}", "--context", "0"], "context"),
+               (["{model}", "--ids", "{ids_single_file}"], "two tokens|token")),
     *bad_usage("perplexity",
                ([], "model_dir|dir"),
                (["{model}"], "--text"),
                (["{model}", "--text", "{text_file}", "--ids", "{ids_file}"], "--(text|ids)"),
-               (["{model}", "--text", "{text_file}", "--context", "0"], "--context"),
-               (["{model}", "--text", "{text_file}", "--context", "-5"], "--context"),
-               (["{model}", "--text", "{text_file}", "--context", "1"], "--context"),
                (["{model}", "--text", "{text_file}", "--no-such-flag"], "no-such-flag")),
 ]
