@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "base/progress.h"
+#include "checkpoint/quantization_config.h"
 
 namespace halfbyte {
 namespace {
@@ -35,9 +36,7 @@ ModuleGroup GroupOf(const ModuleKey& key, const ModuleTensors& tensors,
   group.modules = 1;
   const CheckpointTensor& main = AnyPart(tensors);
   group.shape = main.info->shape;
-  group.format = DTypeName(main.info->dtype);
-  std::transform(group.format.begin(), group.format.end(), group.format.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  group.format = PlainFormatName(main.info->dtype);
   for (const CheckpointTensor& part : tensors.parts) {
     if (part.info == nullptr) continue;
     ++group.tensors;
@@ -162,6 +161,7 @@ Result<Inspection> Inspect(const std::filesystem::path& directory, const Inspect
   HB_ASSIGN_OR_RETURN(const ModelCheckpoint model,
                       ModelCheckpoint::OpenWithFindings(directory, inspection.findings));
   CheckInventory(model, inspection.findings);
+  CheckQuantizationConfig(model, inspection.findings);
   inspection.directory = directory.string();
   if (model.has_config()) inspection.config = model.config();
   inspection.naming = NamingStyleName(model.style());

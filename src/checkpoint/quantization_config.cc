@@ -1,7 +1,10 @@
 #include "checkpoint/quantization_config.h"
 
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+
 #include <algorithm>
-#include <regex>
+#include <memory>
 #include <set>
 
 #include "base/json.h"
@@ -121,8 +124,8 @@ struct NamedModule {
   bool nvfp4 = false;
 };
 
-// Experts other than the first are left out: patterns do not tell experts apart in practice, and
-// there are tens of thousands.
+// Experts other than the first are left out: patterns with wildcards do not tell experts apart, and
+// there are tens of thousands. NamesAModule covers exact names.
 std::vector<NamedModule> NamedModules(const ModelCheckpoint& model) {
   std::vector<NamedModule> modules;
   for (const auto& [key, tensors] : model.modules()) {
@@ -146,23 +149,38 @@ std::vector<NamedModule> NamedModules(const ModelCheckpoint& model) {
   return modules;
 }
 
+struct FreePcre {
+  void operator()(pcre2_code* code) const { pcre2_code_free(code); }
+  void operator()(pcre2_match_data* data) const { pcre2_match_data_free(data); }
+  void operator()(pcre2_match_context* context) const { pcre2_match_context_free(context); }
+};
+
+// Patterns come from files: one that would search for ages counts as no match.
+constexpr uint32_t kRegexSteps = 100'000;
+
+PCRE2_SPTR Units(std::string_view text) { return reinterpret_cast<PCRE2_SPTR>(text.data()); }
+
 // A compiled pattern; see CoversModule.
 class Pattern {
  public:
   explicit Pattern(std::string_view text) : text_(text) {
     if (!text.starts_with(kRegexPrefix)) return;
     is_regex_ = true;
-    try {
-      regex_.emplace(std::string(text.substr(kRegexPrefix.size())));
-    } catch (const std::regex_error&) {  // the only way the library tells
-    }
+    text.remove_prefix(kRegexPrefix.size());
+    int error = 0;
+    size_t offset = 0;
+    regex_.reset(pcre2_compile(Units(text), text.size(), PCRE2_ANCHORED, &error, &offset, nullptr));
+    if (!regex_) return;
+    match_.reset(pcre2_match_data_create_from_pattern(regex_.get(), nullptr));
+    context_.reset(pcre2_match_context_create(nullptr));
+    pcre2_set_match_limit(context_.get(), kRegexSteps);
   }
   bool broken() const { return is_regex_ && !regex_; }
 
   bool Covers(std::string_view module) const {
     if (is_regex_) {
-      return regex_ && std::regex_search(module.begin(), module.end(), *regex_,
-                                         std::regex_constants::match_continuous);
+      return regex_ && pcre2_match(regex_.get(), Units(module), module.size(), 0, 0, match_.get(),
+                                   context_.get()) >= 0;
     }
     for (size_t end = module.find('.');; end = module.find('.', end + 1)) {
       if (GlobMatches(text_, module.substr(0, end))) return true;
@@ -173,11 +191,19 @@ class Pattern {
  private:
   std::string text_;
   bool is_regex_ = false;
-  std::optional<std::regex> regex_;
+  std::unique_ptr<pcre2_code, FreePcre> regex_;
+  std::unique_ptr<pcre2_match_data, FreePcre> match_;
+  std::unique_ptr<pcre2_match_context, FreePcre> context_;
 };
 
+// "layers.3.ffn.experts.7.w1"
+bool NamesAModule(const ModelCheckpoint& model, const std::string& text) {
+  const std::optional<TensorName> name = ParseTensorName(text + ".weight");
+  return name && model.Has(name->key);
+}
+
 void CheckExclusions(const Announcement& claims, const std::vector<NamedModule>& modules,
-                     Findings& findings) {
+                     const ModelCheckpoint& model, Findings& findings) {
   for (const std::string& text : claims.excluded) {
     const Pattern pattern(text);
     const std::string where = fmt::format("{}: {}", claims.file, text);
@@ -195,7 +221,7 @@ void CheckExclusions(const Announcement& claims, const std::vector<NamedModule>&
                                       "NVFP4 and will be read as such",
                                       claims.file, text)});
     }
-    if (!used) {
+    if (!used && !NamesAModule(model, text)) {
       findings.push_back({Severity::kWarning, where, "this exclusion matches no module"});
     }
   }
@@ -251,7 +277,7 @@ void CheckQuantizationConfig(const ModelCheckpoint& model, Findings& findings) {
   std::optional<Announcement> claims = *main ? *main : *side;
   if (*side && (!claims || claims->algorithm.empty())) claims = *side;
   CompareWithTensors(claims, modules, model, findings);
-  if (claims) CheckExclusions(*claims, modules, findings);
+  if (claims) CheckExclusions(*claims, modules, model, findings);
 }
 
 }  // namespace halfbyte

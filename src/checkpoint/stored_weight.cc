@@ -1,6 +1,7 @@
 #include "checkpoint/stored_weight.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 
 #include "base/check.h"
@@ -236,6 +237,13 @@ const char* StoredFormatName(StoredFormat format) {
       return "mxfp4-ct";
   }
   return "?";
+}
+
+std::string PlainFormatName(DType dtype) {
+  std::string name(DTypeName(dtype));
+  std::transform(name.begin(), name.end(), name.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return name;
 }
 
 const CheckpointTensor* ModuleTensors::Main() const {

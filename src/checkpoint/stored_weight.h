@@ -30,6 +30,8 @@ inline constexpr int kStoredFormats = static_cast<int>(StoredFormat::kCtMxfp4) +
 
 // "modelopt-nvfp4", "fp8-block", ...
 const char* StoredFormatName(StoredFormat format);
+// The same for a tensor that is no matrix: "f32", "i64", ...
+std::string PlainFormatName(DType dtype);
 
 // The tensors of one module by part; info is null where there is none.
 struct ModuleTensors {

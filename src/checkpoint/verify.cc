@@ -104,7 +104,7 @@ void CheckElements(const std::string& name, int64_t columns, const ElementScan& 
                   scan.elements, scan.first_bad / columns, scan.first_bad % columns));
 }
 
-FormatUse UseOf(const char* format, const ScaleScan& scales, const ElementScan& elements) {
+FormatUse UseOf(const std::string& format, const ScaleScan& scales, const ElementScan& elements) {
   return {format,
           1,
           elements.elements,
@@ -239,8 +239,8 @@ void ComparePlain(const ModuleKey& key, const CheckpointTensor& tensor,
   };
   Comparison comparison{key,
                         tensor.name(),
-                        std::string(DTypeName(mine.dtype)),
-                        std::string(DTypeName(theirs.dtype)),
+                        PlainFormatName(mine.dtype),
+                        PlainFormatName(theirs.dtype),
                         mine.shape.size() == 2 ? mine.shape[1] : mine.elements(),
                         {}};
   for (int64_t i = 0; i < mine.elements(); ++i) {
@@ -271,10 +271,7 @@ void VerifyPlain(const ModelCheckpoint& model, const ModuleKey& key,
         view.shape.size() == 2 ? view.shape[1] : std::max<int64_t>(view.elements(), 1);
     const ElementScan scan = ScanFloats(view);
     CheckElements(tensor->name(), columns, scan, result.findings);
-    std::string format(DTypeName(view.dtype));
-    std::transform(format.begin(), format.end(), format.begin(),
-                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-    result.use = UseOf(format.c_str(), {}, scan);
+    result.use = UseOf(PlainFormatName(view.dtype), {}, scan);
   }
   if (reference != nullptr) ComparePlain(key, *tensor, *reference, result);
   tensor->DropPages();

@@ -234,6 +234,9 @@ TEST(QuantizationConfig, PatternsCoverWhatTheySay) {
   EXPECT_FALSE(CoversModule("model.layers.1", "model.layers.10.mlp.gate"));
   EXPECT_TRUE(CoversModule("mtp.*", "mtp.0.attn.wkv"));
   EXPECT_FALSE(CoversModule("re:(", "("));
+  EXPECT_FALSE(CoversModule("re:" + std::string(100000, '('), "x"));
+  EXPECT_FALSE(CoversModule("re:(a*)*b", std::string(200, 'a')));
+  EXPECT_FALSE(CoversModule(std::string(200, '*') + "b", std::string(2000, 'a')));
 }
 
 Findings QuantizationFindings(const char* section, const char* side) {
