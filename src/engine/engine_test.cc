@@ -1,0 +1,182 @@
+// The generation loop, perplexity and the small file readers, on a golden model of 128 ids.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "base/file.h"
+#include "engine/generation_config.h"
+#include "engine/generator.h"
+#include "engine/perplexity.h"
+#include "engine/prompt_logits.h"
+#include "engine/token_ids.h"
+
+namespace halfbyte {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Engine : public testing::Test {
+ protected:
+  void SetUp() override {
+    const fs::path directory = fs::path(HALFBYTE_SOURCE_DIR) / "tests/data/goldens/mixed";
+    auto loaded = Transformer::Load(directory, {.batch_tokens = 16}, Context(pool_));
+    ASSERT_TRUE(loaded) << loaded.error().message;
+    model_ = std::move(*loaded);
+  }
+
+  // The row of logits after the last of `tokens`.
+  std::vector<float> LogitsAfter(const std::vector<int32_t>& tokens) {
+    std::vector<float> last;
+    const Status status =
+        ForEachLogits(*model_, tokens, {}, [&](int64_t, MatrixView<const float> logits) -> Status {
+          last.assign(logits.row(logits.rows - 1), logits.row(logits.rows));
+          return {};
+        });
+    EXPECT_TRUE(status);
+    return last;
+  }
+
+  ThreadPool pool_{2};
+  std::unique_ptr<Transformer> model_;
+  const std::vector<int32_t> prompt_ = {5, 17, 99, 3, 64, 64, 2,  90, 31, 8,
+                                        7, 77, 12, 1, 45, 33, 80, 21, 6,  118};
+};
+
+TEST_F(Engine, GreedyGenerationTakesTheBestTokenOfTheWholePrefixEachTime) {
+  const GenerateRequest request{
+      .prompt = prompt_, .max_tokens = 12, .sampling = {.temperature = 0}};
+  std::vector<int32_t> streamed;
+  const auto result = Generate(*model_, request, [&](int32_t token) { streamed.push_back(token); });
+  ASSERT_TRUE(result) << result.error().message;
+  EXPECT_EQ(result->tokens, streamed);
+  EXPECT_EQ(result->finish, FinishReason::kLength);
+  ASSERT_EQ(result->tokens.size(), 12u);
+  std::vector<int32_t> prefix = prompt_;
+  for (const int32_t token : result->tokens) {
+    const std::vector<float> logits = LogitsAfter(prefix);
+    EXPECT_EQ(token, std::max_element(logits.begin(), logits.end()) - logits.begin());
+    prefix.push_back(token);
+  }
+}
+
+TEST_F(Engine, ASeedRepeatsAndAStopIdEnds) {
+  GenerateRequest request{.prompt = prompt_, .max_tokens = 20, .sampling = {.seed = 7}};
+  const auto ignore = [](int32_t) {};
+  const auto first = *Generate(*model_, request, ignore);
+  EXPECT_EQ(Generate(*model_, request, ignore)->tokens, first.tokens);
+  request.sampling.seed = 8;
+  EXPECT_NE(Generate(*model_, request, ignore)->tokens, first.tokens);
+
+  request.sampling.seed = 7;
+  request.stop_ids = {first.tokens[5]};
+  const auto stopped = *Generate(*model_, request, ignore);
+  EXPECT_EQ(stopped.finish, FinishReason::kStop);
+  const auto end = std::find(first.tokens.begin(), first.tokens.end(), first.tokens[5]) + 1;
+  EXPECT_EQ(stopped.tokens, std::vector<int32_t>(first.tokens.begin(), end));
+}
+
+TEST_F(Engine, LengthsAreCheckedBeforeWork) {
+  const int64_t context = model_->config().max_position_embeddings;
+  const auto message = [&](int64_t prompt_tokens, std::optional<int64_t> max_tokens) {
+    const GenerateRequest request{
+        .prompt = std::vector<int32_t>(static_cast<size_t>(prompt_tokens), 3),
+        .max_tokens = max_tokens};
+    const auto result = Generate(*model_, request, [](int32_t) {});
+    return result ? std::string("accepted") : result.error().message;
+  };
+  EXPECT_EQ(message(0, 1), "the prompt is empty: it needs at least one token");
+  EXPECT_NE(message(context, 1).find("leaves no room"), std::string::npos);
+  EXPECT_NE(message(10, context).find("do not fit"), std::string::npos);
+  EXPECT_NE(message(10, 0).find("at least 1"), std::string::npos);
+  EXPECT_NE(message(10, -5).find("at least 1"), std::string::npos);
+  EXPECT_EQ(message(10, 1), "accepted");
+  EXPECT_EQ(message(context - 1, 2), "accepted");
+}
+
+TEST_F(Engine, PerplexityIsTheMeanOfTheLogLikelihoods) {
+  std::vector<std::vector<int32_t>> sequences = {prompt_, {4, 9, 9}, {1}};
+  double expected = 0;
+  int64_t count = 0;
+  for (const auto& sequence : sequences) {
+    for (size_t i = 1; i < sequence.size(); ++i) {
+      const auto end = sequence.begin() + static_cast<int64_t>(i);
+      const std::vector<float> logits = LogitsAfter({sequence.begin(), end});
+      double sum = 0;
+      for (const float logit : logits) sum += std::exp(double{logit});
+      expected += std::log(sum) - logits[static_cast<size_t>(sequence[i])];
+      ++count;
+    }
+  }
+  int64_t progress = 0;
+  const auto result =
+      MeasurePerplexity(*model_, sequences, [&](int64_t tokens) { progress += tokens; });
+  ASSERT_TRUE(result) << result.error().message;
+  EXPECT_EQ(result->tokens, count);
+  EXPECT_NEAR(result->nll, expected / static_cast<double>(count), 1e-9);
+  EXPECT_EQ(progress, std::ssize(prompt_) + 3);
+  sequences = {{1}};
+  EXPECT_FALSE(MeasurePerplexity(*model_, sequences, [](int64_t) {}));
+}
+
+TEST_F(Engine, ChunkSizesOutOfRangeAreRefused) {
+  const auto ignore = [](int64_t, MatrixView<const float>) -> Status { return {}; };
+  for (const int64_t chunk : {int64_t{0}, int64_t{-1}, int64_t{17}}) {
+    EXPECT_FALSE(ForEachLogits(*model_, prompt_, {{chunk}}, ignore)) << chunk;
+  }
+  EXPECT_TRUE(ForEachLogits(*model_, prompt_, {{16}}, ignore));
+}
+
+TEST(CutIntoContexts, KeepsEveryTokenInOrder) {
+  const std::vector<int32_t> tokens = {1, 2, 3, 4, 5};
+  EXPECT_EQ(*CutIntoContexts(tokens, 2), (std::vector<std::vector<int32_t>>{{1, 2}, {3, 4}, {5}}));
+  EXPECT_EQ(CutIntoContexts(tokens, 100)->size(), 1u);
+  EXPECT_FALSE(CutIntoContexts(tokens, 1));
+}
+
+class Files : public testing::Test {
+ protected:
+  void SetUp() override {
+    directory_ = fs::path(testing::TempDir()) /
+                 testing::UnitTest::GetInstance()->current_test_info()->name();
+    fs::create_directories(directory_);
+  }
+  void TearDown() override { fs::remove_all(directory_); }
+  fs::path Write(const char* name, const std::string& content) {
+    EXPECT_TRUE(WriteFileAtomically(directory_ / name, content));
+    return directory_ / name;
+  }
+  fs::path directory_;
+};
+
+TEST_F(Files, TokenIdsAreAListOrAListOfLists) {
+  EXPECT_EQ(*ReadTokenIds(Write("a", "[1, 2, 3]")), (std::vector<int32_t>{1, 2, 3}));
+  EXPECT_EQ(ReadTokenSequences(Write("a", "[[1], [2, 3]]"))->size(), 2u);
+  for (const char* bad : {"[]", "[[]]", "{}", "[1, \"2\"]", "[1.5]", "[99999999999]", "[1, [2]]",
+                          "[[1], 2]", "nonsense", "[[1], [2]]"}) {
+    const auto result = ReadTokenIds(Write("bad.json", bad));
+    ASSERT_FALSE(result) << bad;
+    EXPECT_NE(result.error().message.find("bad.json"), std::string::npos) << bad;
+  }
+}
+
+TEST_F(Files, SamplingDefaultsComeFromGenerationConfig) {
+  EXPECT_EQ(ReadSamplingDefaults(directory_)->temperature, 1.0);
+  Write("generation_config.json", R"({"temperature": 0.6, "top_p": 0.95, "top_k": 20})");
+  const SamplingParams params = *ReadSamplingDefaults(directory_);
+  EXPECT_EQ(params.temperature, 0.6);
+  EXPECT_EQ(params.top_p, 0.95);
+  EXPECT_EQ(params.top_k, 20);
+  Write("generation_config.json", R"({"temperature": 0.6, "do_sample": false})");
+  EXPECT_EQ(ReadSamplingDefaults(directory_)->temperature, 0.0);
+  Write("generation_config.json", R"({"temperature": 9})");
+  EXPECT_FALSE(ReadSamplingDefaults(directory_));
+  Write("generation_config.json", R"({"top_p": "high"})");
+  EXPECT_FALSE(ReadSamplingDefaults(directory_));
+}
+
+}  // namespace
+}  // namespace halfbyte
