@@ -58,6 +58,13 @@ Finding FindingOf(const Error& error) {
 
 bool IsFused(const ModuleKey& key) { return IsRoutedExpert(key.module) && key.expert == kNoExpert; }
 
+// The tensor that would hold this expert's matrix together with all others.
+ModuleKey FusedKey(ModuleKey key) {
+  if (key.module != Module::kExpertDown) key.module = Module::kExpertGateUp;
+  key.expert = kNoExpert;
+  return key;
+}
+
 // Headers of one stored module against themselves and the config.
 Status CheckModule(const ModuleKey& key, const ModuleTensors& tensors,
                    const std::optional<Shape>& expected) {
@@ -79,6 +86,13 @@ const std::string& AnyName(const ModuleTensors& tensors) {
 
 void CheckStored(const ModelCheckpoint& model, Findings& findings) {
   for (const auto& [key, tensors] : model.modules()) {
+    if (IsRoutedExpert(key.module) && !IsFused(key)) {
+      if (const auto fused = model.modules().find(FusedKey(key)); fused != model.modules().end()) {
+        findings.push_back(
+            {Severity::kError, AnyName(tensors),
+             fmt::format("duplicate: {} holds this expert too", AnyName(fused->second))});
+      }
+    }
     std::optional<Shape> expected;
     if (model.has_config()) {
       const ModelConfig& config = model.config();
@@ -167,6 +181,19 @@ bool ByPlace(const Finding& a, const Finding& b) {
   return a.severity != b.severity ? a.severity > b.severity : a.where < b.where;
 }
 
+// A stale overlay can have thousands of them.
+void LogWarnings(const Findings& findings, const std::filesystem::path& directory) {
+  constexpr int kLogged = 10;
+  int warnings = 0;
+  for (const Finding& finding : findings) {
+    if (finding.severity != Severity::kWarning || ++warnings > kLogged) continue;
+    spdlog::warn("{}: {}: {}", directory.string(), finding.where, finding.message);
+  }
+  if (warnings > kLogged) {
+    spdlog::warn("{}: {} more; see halfbyte inspect", directory.string(), warnings - kLogged);
+  }
+}
+
 }  // namespace
 
 void CheckInventory(const ModelCheckpoint& model, Findings& findings) {
@@ -186,11 +213,7 @@ Result<ModelCheckpoint> ModelCheckpoint::Open(const std::filesystem::path& direc
   HB_ASSIGN_OR_RETURN(ModelCheckpoint model, OpenWithFindings(directory, findings));
   if (!HasErrors(findings)) CheckInventory(model, findings);
   HB_RETURN_IF_ERROR(StatusOf(findings, directory.string()));
-  for (const Finding& finding : findings) {
-    if (finding.severity == Severity::kWarning) {
-      spdlog::warn("{}: {}: {}", directory.string(), finding.where, finding.message);
-    }
-  }
+  LogWarnings(findings, directory);
   return model;
 }
 
@@ -236,16 +259,6 @@ const ModuleTensors* ModelCheckpoint::Stored(const ModuleKey& key) const {
   const auto it = modules_.find(key);
   return it == modules_.end() || it->second.Main() == nullptr ? nullptr : &it->second;
 }
-
-namespace {
-
-ModuleKey FusedKey(ModuleKey key) {
-  if (key.module != Module::kExpertDown) key.module = Module::kExpertGateUp;
-  key.expert = kNoExpert;
-  return key;
-}
-
-}  // namespace
 
 bool ModelCheckpoint::Has(const ModuleKey& key) const {
   if (Stored(key) != nullptr) return true;

@@ -38,6 +38,13 @@ void ExpectError(const std::string& message, std::initializer_list<const char*> 
   for (const char* word : words) EXPECT_NE(message.find(word), std::string::npos) << message;
 }
 
+void Reshape(std::vector<TestTensor>& tensors, const std::string& name, DType dtype, Shape shape) {
+  TestTensor& tensor = TensorNamed(tensors, name);
+  tensor.dtype = dtype;
+  tensor.bytes.assign(static_cast<size_t>(ElementCount(shape) * DTypeSize(dtype)), '\1');
+  tensor.shape = std::move(shape);
+}
+
 constexpr StoredFormat kExpertFormats[] = {StoredFormat::kF32,        StoredFormat::kBf16,
                                            StoredFormat::kF16,        StoredFormat::kModelOptNvfp4,
                                            StoredFormat::kCtNvfp4,    StoredFormat::kDeepSeekMxfp4,
@@ -112,6 +119,20 @@ TEST(ModelCheckpoint, FusedExpertsAreCutIntoGateUpAndDown) {
       weight->DropPages();
     }
   }
+
+  std::vector<TestTensor> fewer = tensors;
+  Reshape(fewer, "model.layers.1.mlp.experts.down_proj", DType::kF32, {3, 64, 32});
+  const auto refused = OpenChanged(dir, fewer);
+  ASSERT_FALSE(refused);
+  ExpectError(refused.error().message, {"experts.down_proj", "[3, 64, 32]", "[4, 64, 32]"});
+
+  for (TestTensor& tensor : EncodeMatrix("model.layers.1.mlp.experts.0.up_proj",
+                                         ExactMatrix(32, 64, 1), StoredFormat::kBf16)) {
+    tensors.push_back(tensor);
+  }
+  const auto twice = OpenChanged(dir, tensors);
+  ASSERT_FALSE(twice);
+  ExpectError(twice.error().message, {"experts.0.up_proj", "gate_up_proj holds this expert too"});
 }
 
 TEST(ModelCheckpoint, ARowOfHalfAndSixIsByte71) {
@@ -153,13 +174,6 @@ struct Fault {
 };
 
 constexpr char kW1[] = "layers.1.ffn.experts.2.w1.weight";
-
-void Reshape(std::vector<TestTensor>& tensors, const std::string& name, DType dtype, Shape shape) {
-  TestTensor& tensor = TensorNamed(tensors, name);
-  tensor.dtype = dtype;
-  tensor.bytes.assign(static_cast<size_t>(ElementCount(shape) * DTypeSize(dtype)), '\1');
-  tensor.shape = std::move(shape);
-}
 
 void Rename(std::vector<TestTensor>& tensors, const std::string& from, const std::string& to) {
   TensorNamed(tensors, from).name = to;
