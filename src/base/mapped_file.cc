@@ -64,9 +64,12 @@ void MappedFile::Unmap() {
 }
 
 void MappedFile::DropPages(size_t offset, size_t length) const {
-  const size_t page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
-  const size_t begin = offset / page * page;
-  const size_t end = std::min(offset + length, size_);
+  // Outward to the windows that the kernel maps around each page it is asked for: otherwise every
+  // dropped range would leave pages of its neighbours' windows behind.
+  constexpr size_t kFaultWindow = size_t{64} << 10;
+  const size_t begin = offset / kFaultWindow * kFaultWindow;
+  const size_t end =
+      std::min(size_, (offset + length + kFaultWindow - 1) / kFaultWindow * kFaultWindow);
   if (begin >= end) return;
   ::madvise(const_cast<std::byte*>(data_) + begin, end - begin, MADV_DONTNEED);
 }
