@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "checkpoint/convert/convert_test_models.h"
+#include "checkpoint/verify.h"
 #include "numerics/mxfp4_block.h"
 #include "numerics/nvfp4_block.h"
 
@@ -478,6 +479,36 @@ TEST_F(ConvertFormats, Bf16ConfigsBecomeModelOptOrCompressedTensors) {
   EXPECT_EQ(ct["config_groups"]["group_0"]["targets"],
             Json({"re:model\\.layers\\.\\d+\\.mlp\\.experts\\..*"}));
   EXPECT_FALSE(fs::exists(Target("ct") / "hf_quant_config.json"));
+}
+
+TEST_F(ConvertFormats, VerifyFindsNothingToComplainAboutInAnyResult) {
+  Json narrow = TinyConfig();
+  narrow["moe_intermediate_size"] = 40;  // down_proj stays
+  for (const StoredFormat experts :
+       {StoredFormat::kBf16, StoredFormat::kFp8Block, StoredFormat::kDeepSeekMxfp4,
+        StoredFormat::kModelOptNvfp4, StoredFormat::kCtNvfp4}) {
+    for (const TargetFormat format :
+         {TargetFormat::kModelOptNvfp4, TargetFormat::kCtNvfp4, TargetFormat::kBf16}) {
+      const bool bf16 = experts == StoredFormat::kBf16;
+      const Json config = bf16 ? narrow : TinyConfig();
+      const StoredFormat dense = bf16 ? StoredFormat::kBf16 : StoredFormat::kFp8Block;
+      const bool already =
+          (experts == StoredFormat::kModelOptNvfp4 && format == TargetFormat::kModelOptNvfp4) ||
+          (experts == StoredFormat::kCtNvfp4 && format == TargetFormat::kCtNvfp4);
+      if (already || (bf16 && format == TargetFormat::kBf16)) continue;
+      WriteModel(Source(), config, TinyModel(config, {NamingStyle::kOfficial, experts, dense}));
+      const fs::path target =
+          Target(fmt::format("{}_{}", StoredFormatName(experts), TargetFormatName(format)));
+      MustConvert(Source(), target, To(format));
+      const Verification verification = *Verify(target, VerifyOptions{});
+      for (const Finding& finding : verification.findings) {
+        // The test values have few magnitudes, so many blocks reach the tensor's largest.
+        if (finding.message.find("at the maximum 448") != std::string::npos) continue;
+        EXPECT_EQ(finding.severity, Severity::kNote)
+            << target << ": " << finding.where << ": " << finding.message;
+      }
+    }
+  }
 }
 
 TEST_F(ConvertFormats, TheIndexStatesTheBytesOfAllTensors) {

@@ -70,13 +70,13 @@ ResultEncoding EncodingOf(TargetFormat format) {
   return format == TargetFormat::kBf16 ? ResultEncoding::kPlain : ResultEncoding::kNvfp4;
 }
 
-// "layers.3.attn.wq_a"; for routed experts "layers.3.ffn.experts".
-std::string ModuleNameOf(const ModuleKey& key, NamingStyle style) {
-  std::string name = FormatTensorName(key, Part::kWeight, style).value();
-  const std::string_view end = IsRoutedExpert(key.module) ? ".experts." : ".weight";
-  const size_t at = name.rfind(end);
-  HB_CHECK(at != std::string::npos, "{}", name);
-  return name.substr(0, IsRoutedExpert(key.module) ? at + end.size() - 1 : at);
+// "layers.3.attn.wq_a"; for all routed experts together "layers.3.ffn.experts".
+std::string ModuleNameOf(const std::string& tensor, bool experts) {
+  for (const std::string_view end : {".weight", ".weight_packed"}) {
+    if (!experts && tensor.ends_with(end)) return tensor.substr(0, tensor.size() - end.size());
+  }
+  constexpr std::string_view kExperts = ".experts.";
+  return experts ? tensor.substr(0, tensor.rfind(kExperts) + kExperts.size() - 1) : tensor;
 }
 
 // Gate and up of one expert share a global scale; every other matrix has its own.
@@ -168,9 +168,12 @@ class Planner {
     const NamingStyle style = ParseTensorName(main.name())->style;
     const bool keeps_input_scale =
         weight.input_scale.has_value() && plan_.format != TargetFormat::kBf16;
-    plan_.modules.insert({ModuleNameOf(key, style),
-                          action ? EncodingOf(plan_.format) : EncodingOf(weight.format),
-                          IsRoutedExpert(key.module), keeps_input_scale});
+    // A projection that stays among converted ones is named by itself.
+    const bool alone = !action && weight.matrix.columns % kNvfp4Block != 0;
+    const bool experts = IsRoutedExpert(key.module) && !alone;
+    plan_.modules.insert({ModuleNameOf(main.name(), experts),
+                          action ? EncodingOf(plan_.format) : EncodingOf(weight.format), experts,
+                          keeps_input_scale});
     if (!action) return false;
     Candidate candidate;
     candidate.action = *action;
