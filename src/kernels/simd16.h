@@ -54,7 +54,7 @@ inline F32x16 Div(F32x16 a, F32x16 b) { return {_mm512_div_ps(a.v, b.v)}; }
 // a < b ? a : b, so a NaN in b stays; Max likewise.
 inline F32x16 Min(F32x16 a, F32x16 b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline F32x16 Max(F32x16 a, F32x16 b) { return {_mm512_max_ps(a.v, b.v)}; }
-// 2^n for integers n in [-126, 127]; infinity for 128; anything for NaN.
+// 2^n for integers n in [-126, 127]; zero for -127, infinity for 128; anything for NaN.
 inline F32x16 PowerOfTwo(F32x16 n) {
   const __m512i biased = _mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(biased, 23))};
@@ -147,7 +147,7 @@ inline __m256 PowerOfTwo(__m256 n) {
   const __m256i biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
   return _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23));
 }
-// 2^n for integers n in [-126, 127]; infinity for 128; anything for NaN.
+// 2^n for integers n in [-126, 127]; zero for -127, infinity for 128; anything for NaN.
 inline F32x16 PowerOfTwo(F32x16 n) { return {PowerOfTwo(n.lo), PowerOfTwo(n.hi)}; }
 inline __m256 RoundBf16(__m256 a) {
   const __m256i bits = _mm256_castps_si256(a);
@@ -256,10 +256,10 @@ inline F32x16 Max(F32x16 a, F32x16 b) {
   for (int i = 0; i < 16; ++i) a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i];
   return a;
 }
-// 2^n for integers n in [-126, 127]; infinity for 128; anything for NaN.
+// 2^n for integers n in [-126, 127]; zero for -127, infinity for 128; anything for NaN.
 inline F32x16 PowerOfTwo(F32x16 n) {
   for (float& lane : n.v) {
-    if (lane == lane) lane = std::ldexp(1.0f, static_cast<int>(lane));
+    if (lane == lane) lane = lane <= -127 ? 0.0f : std::ldexp(1.0f, static_cast<int>(lane));
   }
   return n;
 }

@@ -5,9 +5,12 @@
 
 #include "kernels/linear/linear.h"
 #include "kernels/row_math.h"
+#include "kernels/simd16.h"
 
 namespace halfbyte {
 namespace {
+
+using namespace HB_SIMD_NAMESPACE;  // NOLINT: the baseline variants of simd16.h
 
 float Sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 
@@ -31,6 +34,30 @@ void WeightedSum(const float* streams, const float* weights, int count, int64_t 
   std::fill(y, y + dim, 0.0f);
   for (int j = 0; j < count; ++j) AddScaled(weights[j], streams + j * dim, y, dim);
   for (int64_t i = 0; i < dim; ++i) y[i] = Round(rounding, y[i]);
+}
+
+// streams_k = round(post_k * x + sum_j comb_jk * streams_j), j ascending, each step rounded.
+void MixStreams(const float* x, const float* post, const float* comb, int n, int64_t dim,
+                Rounding rounding, float* streams) {
+  int64_t i = 0;
+  for (; i + 16 <= dim; i += 16) {
+    F32x16 old[kMaxStreams];
+    for (int j = 0; j < n; ++j) old[j] = Load16(streams + j * dim + i);
+    for (int k = 0; k < n; ++k) {
+      F32x16 sum = Mul(Set16(post[k]), Load16(x + i));
+      for (int j = 0; j < n; ++j) sum = Add(sum, Mul(Set16(comb[j * n + k]), old[j]));
+      Store16(streams + k * dim + i, rounding == Rounding::kBf16 ? RoundBf16(sum) : sum);
+    }
+  }
+  for (; i < dim; ++i) {
+    float old[kMaxStreams];
+    for (int j = 0; j < n; ++j) old[j] = streams[j * dim + i];
+    for (int k = 0; k < n; ++k) {
+      float sum = post[k] * x[i];
+      for (int j = 0; j < n; ++j) sum += comb[j * n + k] * old[j];
+      streams[k * dim + i] = Round(rounding, sum);
+    }
+  }
 }
 
 void NormalizeRows(int n, float eps, float* c) {
@@ -100,23 +127,12 @@ void HcPost(const Context& context, MatrixView<const float> x, MatrixView<const 
             MatrixView<const float> comb, Rounding rounding, MatrixView<float> streams) {
   const int n = static_cast<int>(post.columns);
   const int64_t dim = x.columns;
-  context.pool().ParallelFor(x.rows, RowsPerPiece(streams.columns),
-                             [&](int64_t begin, int64_t end) {
-                               for (int64_t t = begin; t < end; ++t) {
-                                 float* h = streams.row(t);
-                                 const float* c = comb.row(t);
-                                 const float* p = post.row(t);
-                                 for (int64_t i = 0; i < dim; ++i) {
-                                   float old[kMaxStreams];
-                                   for (int j = 0; j < n; ++j) old[j] = h[j * dim + i];
-                                   for (int k = 0; k < n; ++k) {
-                                     float sum = p[k] * x.row(t)[i];
-                                     for (int j = 0; j < n; ++j) sum += c[j * n + k] * old[j];
-                                     h[k * dim + i] = Round(rounding, sum);
-                                   }
-                                 }
-                               }
-                             });
+  context.pool().ParallelFor(
+      x.rows, RowsPerPiece(streams.columns), [&](int64_t begin, int64_t end) {
+        for (int64_t t = begin; t < end; ++t) {
+          MixStreams(x.row(t), post.row(t), comb.row(t), n, dim, rounding, streams.row(t));
+        }
+      });
 }
 
 void HcHead(const Context& context, const HyperConnection& hc, MatrixView<const float> streams,

@@ -1,11 +1,11 @@
 #include "kernels/kv_row/kv_row.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstring>
 
 #include "kernels/row_math.h"
+#include "kernels/simd16.h"
 #include "numerics/bf16.h"
 #include "numerics/fp8_block.h"
 #include "numerics/mxfp4_block.h"
@@ -14,12 +14,7 @@
 namespace halfbyte {
 namespace {
 
-// Decoding is the hot side: a table beats arithmetic here.
-constexpr std::array<float, 256> kE4m3Values = [] {
-  std::array<float, 256> values{};
-  for (int i = 0; i < 256; ++i) values[i] = E4m3ToFloat(static_cast<uint8_t>(i));
-  return values;
-}();
+using namespace HB_SIMD_NAMESPACE;  // NOLINT: the baseline variants of simd16.h
 
 // A block of up to 32 values, the rest taken as zero.
 Mxfp4Block QuantizePart(const float* x, int64_t count) {
@@ -64,11 +59,16 @@ void DecodeKvRow(const KvRow& layout, const std::byte* stored, float* row) {
   const int64_t fp8_dim = layout.fp8_dim();
   const std::byte* rotary = stored + fp8_dim;
   const std::byte* scales = rotary + layout.rope_dim * 2;
-  for (int64_t i = 0; i < fp8_dim; ++i) {
-    row[i] = kE4m3Values[static_cast<size_t>(stored[i])] *
-             E8m0ToFloat(static_cast<uint8_t>(scales[i / KvRow::kBlock]));
+  for (int64_t b = 0; b < layout.scale_count(); ++b) {
+    const int64_t end = std::min((b + 1) * KvRow::kBlock, fp8_dim);
+    const float scale = E8m0ToFloat(static_cast<uint8_t>(scales[b]));
+    int64_t i = b * KvRow::kBlock;
+    for (; i + 16 <= end; i += 16) Store16(row + i, Mul(LoadE4m3(stored + i), Set16(scale)));
+    for (; i < end; ++i) row[i] = E4m3ToFloat(static_cast<uint8_t>(stored[i])) * scale;
   }
-  for (int64_t i = 0; i < layout.rope_dim; ++i) {
+  int64_t i = 0;
+  for (; i + 16 <= layout.rope_dim; i += 16) Store16(row + fp8_dim + i, LoadBf16(rotary + 2 * i));
+  for (; i < layout.rope_dim; ++i) {
     Bf16 value;
     std::memcpy(&value, rotary + i * 2, sizeof(value));
     row[fp8_dim + i] = ToFloat(value);
