@@ -15,7 +15,7 @@ What is the number of dog?"
 command=(build/release/bin/halfbyte generate models/tiny-v4-nvfp4 --chat "$question"
          --temperature 0)
 echo
-echo "\$ ${command[*]@Q}"
-"${command[@]}" | tee build/demo-answer.txt || die "halfbyte generate failed"
+echo "\$ ${command[*]:0:4} \"$question\" ${command[*]:5}"
+"${command[@]}" 2>&1 | tee build/demo-answer.txt || die "halfbyte generate failed"
 grep -qF "The number of dog is 456." build/demo-answer.txt ||
   die "expected the answer to say: The number of dog is 456."
