@@ -94,6 +94,21 @@ TEST(MappedFile, MapsEmptyAndRefusesMissing) {
   EXPECT_NE(missing.error().message.find("halfbyte_empty"), std::string::npos);
 }
 
+TEST(MappedFileDeathTest, TruncationMeanwhileEndsWithASentence) {
+  const fs::path path = fs::path(testing::TempDir()) / "halfbyte_truncated";
+  ASSERT_TRUE(WriteFileAtomically(path, std::string(100000, 'x')));
+  EXPECT_EXIT(
+      {
+        ExitWhenAMappedFileIsTruncated();
+        const MappedFile file = *MappedFile::Open(path);
+        fs::resize_file(path, 10);
+        volatile std::byte last = file.bytes().back();
+        (void)last;
+      },
+      testing::ExitedWithCode(1), "truncated while it was being read");
+  fs::remove(path);
+}
+
 TEST(Progress, QuantitiesReadWell) {
   EXPECT_EQ(HumanQuantity(159609485896.0, "B"), "159.61 GB");
   EXPECT_EQ(HumanQuantity(999, "B"), "999 B");

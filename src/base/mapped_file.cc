@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstring>
 #include <utility>
 
@@ -72,6 +73,17 @@ void MappedFile::DropPages(size_t offset, size_t length) const {
       std::min(size_, (offset + length + kFaultWindow - 1) / kFaultWindow * kFaultWindow);
   if (begin >= end) return;
   ::madvise(const_cast<std::byte*>(data_) + begin, end - begin, MADV_DONTNEED);
+}
+
+void ExitWhenAMappedFileIsTruncated() {
+  struct sigaction action {};
+  action.sa_handler = [](int) {
+    static constexpr char kMessage[] =
+        "halfbyte: a file was truncated while it was being read; restore it and run again\n";
+    [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, kMessage, sizeof(kMessage) - 1);
+    ::_exit(1);
+  };
+  ::sigaction(SIGBUS, &action, nullptr);
 }
 
 }  // namespace halfbyte

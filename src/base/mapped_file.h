@@ -34,4 +34,8 @@ class MappedFile {
   size_t size_ = 0;
 };
 
+// For programs: a mapped file that somebody truncates meanwhile ends the program with exit code 1
+// and a sentence on stderr, not with a crash. (A file replaced by rename keeps its old content.)
+void ExitWhenAMappedFileIsTruncated();
+
 }  // namespace halfbyte

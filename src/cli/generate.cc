@@ -89,7 +89,9 @@ class Printer {
   }
   void End() {
     Print(stream_.Flush());
-    if (!quiet_) fmt::print("\n");
+    if (quiet_) return;
+    fmt::print("\n");
+    std::fflush(stdout);
   }
   const std::string& text() const { return text_; }
 

@@ -2,6 +2,7 @@
 #include <cstdio>
 
 #include "base/log.h"
+#include "base/mapped_file.h"
 #include "cli/command.h"
 #include "cli/commands.h"
 
@@ -11,6 +12,7 @@ int main(int argc, char** argv) {
     return static_cast<int>(halfbyte::ExitCode::kFailed);
   }
   halfbyte::InitLogging();
+  halfbyte::ExitWhenAMappedFileIsTruncated();
   CLI::App app("Runs, inspects, converts and verifies 4-bit mixture-of-experts models.",
                "halfbyte");
   app.require_subcommand(1);

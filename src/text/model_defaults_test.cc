@@ -19,8 +19,8 @@ TEST(ModelDefaults, ThinkingIsOnAndEffortHighUnlessTheFileSaysOtherwise) {
   EXPECT_TRUE(empty.thinking);
   EXPECT_EQ(empty.reasoning_effort, ReasoningEffort::kHigh);
   const ModelDefaults set = *Parse(
-      R"({"default_thinking": false, "default_reasoning_effort": "max", "effort_profile": "official",
-          "effort_texts": {"high": "h", "max": "m"}})");
+      R"({"default_thinking": false, "default_reasoning_effort": "max", 
+          "effort_profile": "official", "effort_texts": {"high": "h", "max": "m"}})");
   EXPECT_FALSE(set.thinking);
   EXPECT_EQ(set.reasoning_effort, ReasoningEffort::kMax);
   EXPECT_EQ(*set.effort_texts.For(ReasoningEffort::kHigh), "h");
