@@ -104,6 +104,21 @@ inline float Sum(F32x16 a) {
   const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
+// factor * Sum of four vectors, the steps of the tree side by side.
+inline void SumFour(const F32x16* a, float factor, float* out) {
+  const auto halves = [](__m512 x, __m512 y) {  // [x's 8 sums, y's 8 sums]
+    return _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x44), _mm512_shuffle_f32x4(x, y, 0xee));
+  };
+  const __m512 ab = halves(a[0].v, a[1].v);
+  const __m512 cd = halves(a[2].v, a[3].v);
+  const __m512 four =
+      _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+  const __m512 two = _mm512_add_ps(four, _mm512_permute_ps(four, 0x4e));
+  const __m512 one = _mm512_add_ps(two, _mm512_permute_ps(two, 0xb1));
+  const __m512i heads = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
+  const __m128 sums = _mm512_castps512_ps128(_mm512_permutexvar_ps(heads, one));
+  _mm_storeu_ps(out, _mm_mul_ps(sums, _mm_set1_ps(factor)));
+}
 
 #elif defined(HALFBYTE_SIMD_AVX2)
 
@@ -208,6 +223,24 @@ inline float Sum(F32x16 a) {
   const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
+// factor * Sum of four vectors, the steps of the tree side by side.
+inline void SumFour(const F32x16* a, float factor, float* out) {
+  const auto quarters = [](F32x16 x, F32x16 y) {  // [x's 4 sums, y's 4 sums]
+    const __m256 x8 = _mm256_add_ps(x.lo, x.hi);
+    const __m256 y8 = _mm256_add_ps(y.lo, y.hi);
+    return _mm256_add_ps(_mm256_permute2f128_ps(x8, y8, 0x20),
+                         _mm256_permute2f128_ps(x8, y8, 0x31));
+  };
+  const __m256 ac = quarters(a[0], a[2]);
+  const __m256 bd = quarters(a[1], a[3]);
+  // In each half: two sums of one vector, then two of the next.
+  const __m256 two =
+      _mm256_add_ps(_mm256_shuffle_ps(ac, bd, 0x44), _mm256_shuffle_ps(ac, bd, 0xee));
+  const __m256 one = _mm256_add_ps(two, _mm256_movehdup_ps(two));
+  const __m128 sums = _mm_shuffle_ps(_mm256_castps256_ps128(one), _mm256_extractf128_ps(one, 1),
+                                     _MM_SHUFFLE(2, 0, 2, 0));
+  _mm_storeu_ps(out, _mm_mul_ps(sums, _mm_set1_ps(factor)));
+}
 
 #else
 
@@ -275,6 +308,9 @@ inline float Sum(F32x16 a) {
     for (int i = 0; i < width; ++i) a.v[i] += a.v[i + width];
   }
   return a.v[0];
+}
+inline void SumFour(const F32x16* a, float factor, float* out) {
+  for (int i = 0; i < 4; ++i) out[i] = Sum(a[i]) * factor;
 }
 
 inline F32x16 LoadBf16(const void* p) {
