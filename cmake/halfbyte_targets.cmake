@@ -79,8 +79,8 @@ function(halfbyte_simd_sources out_variable body)
       "#include \"${CMAKE_CURRENT_SOURCE_DIR}/${body}\"\n")
     set_source_files_properties("${source}" PROPERTIES GENERATED TRUE)
     string(TOUPPER ${isa} upper)
-    # g++ 12 takes its own headers' undefined registers, and arrays of vectors that a loop fills, for
-    # uninitialized variables.
+    # g++ 12 takes its own headers' undefined registers, and arrays of vectors that a loop fills,
+    # for uninitialized variables.
     set(flags "-DHALFBYTE_SIMD_${upper} -Wno-uninitialized -Wno-maybe-uninitialized")
     if(isa STREQUAL avx512)
       string(APPEND flags " -mavx512f -mavx512bw -mavx512dq -mavx512vl")
