@@ -1,9 +1,14 @@
 # halfbyte_library(NAME SOURCES a.cc ... DEPS other_room fmt::fmt ...)
-# One room of the house: a static library, or an interface library if it has headers only.
+# One room of the house: a static library, or an interface library if it has headers only. Its
+# objects also go into libhalfbyte.so (src/capi), which shows none of their symbols.
 function(halfbyte_library name)
   cmake_parse_arguments(arg "" "" "SOURCES;DEPS" ${ARGN})
   if(arg_SOURCES)
     add_library(${name} STATIC ${arg_SOURCES})
+    if(HALFBYTE_SHARED)
+      set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE ON
+                            CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
+    endif()
     set(scope PUBLIC)
   else()
     add_library(${name} INTERFACE)
