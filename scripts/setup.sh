@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that halfbyte needs; does nothing, without network, if all are there.
 #
-#   scripts/setup.sh           everything: build, tests, formatter, fuzzer
+#   scripts/setup.sh           everything: build, tests, formatter, fuzzer, MPI
 #   scripts/setup.sh build     only what building and running the program takes (scripts/demo.sh)
 #
 # As root it uses apt-get, as a normal user sudo. Where neither works it names the missing packages
@@ -12,7 +12,7 @@ build_packages=(
   g++ cmake ninja-build ccache pkgconf git python3
   libfmt-dev libspdlog-dev nlohmann-json3-dev libsimdjson-dev libcli11-dev libexpected-dev
   libpcre2-dev libgtest-dev librapidcheck-dev libbenchmark-dev)
-develop_packages=(clang-16 libclang-rt-16-dev clang-format-16)
+develop_packages=(clang-16 libclang-rt-16-dev clang-format-16 libopenmpi-dev openmpi-bin)
 
 say() { echo "setup: $*"; }
 die() { echo "setup: $*" >&2; exit 1; }
@@ -81,6 +81,11 @@ report_optional_parts() {
     say "clang: clang++-16 found, for the fuzz preset"
   else
     say "clang: no clang++-16; the fuzz preset is not available"
+  fi
+  if command -v mpirun >/dev/null; then
+    say "MPI: $(mpirun --version | head -n 1); models run over several processes"
+  else
+    say "MPI: no mpirun; models run in one process, the test ranks_mpirun is skipped"
   fi
 }
 
