@@ -1,0 +1,75 @@
+// y = x W^T for packed 4-bit weights, in the two arithmetics of the MoE layer. For one token and
+// for hundreds; a token's result does not depend on how many there are, nor on the instruction
+// set, nor on which range of columns of y is asked for:
+//
+//   y[t, n] = acc[0] + acc[1],   acc[p] = sum over the blocks b of 16 columns with b % 2 = p,
+//                                ascending, from 0, each step one fused multiply-add in fp32
+//
+// y is not multiplied by the weight's global_scale, nor by that of the activations.
+//
+// W4a4: activations are NVFP4 too. A step adds
+//       dot(b) * (weight_scale * activation_scale)
+//   dot(b), the dot product of 16 codes, is a multiple of 1/4 below 576, computed in integers; the
+//   two E4M3 scales multiply to at most 8 bits. So a step's term is exact in fp32, and only the
+//   columns / 16 additions round: |error| <= (columns / 32 + 1) * 2^-24 * sum over b of |term|.
+//
+// W4a16: activations are bf16. A step is acc = fma(s, weight_scale, acc), with s the sum of the
+//   block's 16 terms code * x, from 0, each a fused multiply-add, columns of the block in the order
+//   2 0 6 4 3 1 7 5 10 8 14 12 11 9 15 13 (how `vdpbf16ps` meets the bytes of packed_matrix.h).
+//   Activations below 2^-100 count as 0: that instruction knows no subnormal numbers.
+//   |error| <= (columns / 32 + 18) * 2^-24 * sum over k of |w * x|.
+//
+// (Bits of NaN results may differ; whether a result is NaN may not.)
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "device/cpu_isa.h"
+#include "kernels/packed_linear/packed_matrix.h"
+#include "tensor/tensor_view.h"
+
+namespace halfbyte {
+
+struct PackedArguments;
+
+enum class PackedArithmetic : uint8_t { kW4a4, kW4a16 };
+
+// How a kernel wants its activations, for each tile of 64 columns.
+enum class OperandFormat : uint8_t {
+  kInt8,  // 64 codes times 2 as int8; of each block -12 * their sum (int32); its scale (fp32)
+  kBf16,  // in the order above, the second of each two first
+  kFp32,  // in the order above
+};
+
+// One variant of one arithmetic.
+struct PackedKernel {
+  const char* name;
+  PackedArithmetic arithmetic;
+  OperandFormat format;
+  void (*run)(const PackedArguments&);
+};
+
+// Those that this machine can run on `isa` and below, the plain reference first, the best last.
+std::vector<PackedKernel> PackedKernels(PackedArithmetic arithmetic, CpuIsa isa);
+// The last of them.
+const PackedKernel& BestPackedKernel(PackedArithmetic arithmetic, CpuIsa isa);
+
+// Bytes of one row of activations as a kernel takes it, a multiple of 32; at most
+// MaxOperandRowBytes.
+int64_t OperandRowBytes(OperandFormat format, int64_t columns);
+int64_t MaxOperandRowBytes(int64_t columns);
+
+// kInt8 from one row of codes [columns / 2] and block scales [columns / 16].
+void PrepareNvfp4Row(const uint8_t* codes, const uint8_t* block_scales, int64_t columns,
+                     std::byte* operand);
+// kBf16 or kFp32 from x[columns], rounded to bf16.
+void PrepareBf16Row(OperandFormat format, const float* x, int64_t columns, std::byte* operand);
+
+// Columns [begin, end) of y [tokens, w.rows], in the calling thread. `begin` is a multiple of 16,
+// `end` also or w.rows. `operand` holds y.rows rows of OperandRowBytes each.
+void PackedLinearRange(const PackedKernel& kernel, const PackedMatrix& w, const std::byte* operand,
+                       int64_t begin, int64_t end, MatrixView<float> y);
+
+}  // namespace halfbyte

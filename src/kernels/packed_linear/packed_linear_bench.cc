@@ -1,0 +1,262 @@
+// The packed kernels on shapes of V4-Flash (hidden 4096, intermediate 2048).
+//   Decode  one token through six of 64 cold experts (84.9 MB of 0.9 GB); each pass alternates with
+//           one that only reads the six experts after them. `GB/s`, `read GB/s`, `of read`.
+//   Gemm    n tokens times one matrix, cached. `GFLOP/s`, `of peak` (of what the same threads do in
+//           a loop of vpdpbusd or vdpbf16ps right before; left out where the machine lacks them).
+//   Pack    `GB/s` of stored bytes.
+//   packed_linear_bench --benchmark_filter=Decode
+#include <benchmark/benchmark.h>
+#include <fmt/format.h>
+#include <immintrin.h>
+
+#include <algorithm>
+#include <chrono>
+#include <random>
+#include <vector>
+
+#include "base/check.h"
+#include "device/zeroed_memory.h"
+#include "kernels/packed_linear/packed_linear.h"
+
+namespace halfbyte {
+namespace {
+
+constexpr int64_t kHidden = 4096;
+constexpr int64_t kIntermediate = 2048;
+constexpr int64_t kExperts = 64;
+constexpr int64_t kTopK = 6;
+constexpr int64_t kMatrixBytes = kHidden * kIntermediate * 9 / 16;
+// Panels of a piece of a parallel loop: 147 and 295 KB.
+constexpr int64_t kPiecePanels = 4;
+
+double Seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+std::vector<std::byte> RandomBytes(int64_t count, int mask) {
+  std::mt19937 random(1);
+  std::vector<std::byte> bytes(static_cast<size_t>(count));
+  for (std::byte& b : bytes) b = static_cast<std::byte>(random() & static_cast<unsigned>(mask));
+  return bytes;
+}
+
+struct Source {
+  std::vector<std::byte> codes = RandomBytes(kHidden * kIntermediate / 2, 0xff);
+  std::vector<std::byte> scales = RandomBytes(kHidden * kIntermediate / 16, 0x3f);
+
+  WeightMatrix Matrix(int64_t rows) const {
+    return {.format = WeightFormat::kNvfp4,
+            .rows = rows,
+            .columns = kHidden * kIntermediate / rows,
+            .data = codes.data(),
+            .scales = scales.data()};
+  }
+};
+
+// matrices[3e], [3e + 1] and [3e + 2] are gate, up and down of expert e, each in its own memory.
+struct Experts {
+  ZeroedMemory memory;
+  std::vector<PackedMatrix> matrices;
+
+  Experts() {
+    memory = *ZeroedMemory::Allocate(3 * kExperts * kMatrixBytes, "bench", Pages::kHuge);
+    ThreadPool pool;
+    const Source source;
+    for (int64_t m = 0; m < 3 * kExperts; ++m) {
+      auto* bytes = reinterpret_cast<uint8_t*>(memory.data()) + m * kMatrixBytes;
+      const WeightMatrix w = source.Matrix(m % 3 == 2 ? kHidden : kIntermediate);
+      matrices.push_back(**PackMatrix(pool, w, bytes, "bench"));
+    }
+  }
+  static const Experts& Get() {
+    static const Experts experts;
+    return experts;
+  }
+};
+
+std::vector<std::byte> Operand(const PackedKernel& kernel, int64_t tokens, int64_t columns) {
+  const int64_t bytes = OperandRowBytes(kernel.format, columns);
+  std::vector<std::byte> operand(static_cast<size_t>(tokens * bytes));
+  const std::vector<float> x(static_cast<size_t>(columns), 0.5f);
+  const std::vector<uint8_t> codes(static_cast<size_t>(columns / 2), 0x21);
+  const std::vector<uint8_t> scales(static_cast<size_t>(columns / 16), 0x38);
+  for (int64_t t = 0; t < tokens; ++t) {
+    std::byte* row = operand.data() + t * bytes;
+    if (kernel.format == OperandFormat::kInt8) {
+      PrepareNvfp4Row(codes.data(), scales.data(), columns, row);
+    } else {
+      PrepareBf16Row(kernel.format, x.data(), columns, row);
+    }
+  }
+  return operand;
+}
+
+uint64_t Read(const uint8_t* bytes, int64_t count) {
+  __m256i sum = _mm256_setzero_si256();
+  for (int64_t i = 0; i < count; i += 64) {
+    const auto* p = reinterpret_cast<const __m256i*>(bytes + i);
+    sum = _mm256_add_epi64(sum, _mm256_add_epi64(_mm256_load_si256(p), _mm256_load_si256(p + 1)));
+  }
+  return static_cast<uint64_t>(_mm256_extract_epi64(sum, 0) + _mm256_extract_epi64(sum, 1) +
+                               _mm256_extract_epi64(sum, 2) + _mm256_extract_epi64(sum, 3));
+}
+
+// body(matrix, first panel, end panel) for every piece of kTopK experts from `first` on.
+template <class Body>
+double TimeExperts(ThreadPool& pool, const Experts& experts, int64_t first, const Body& body) {
+  struct Piece {
+    int64_t matrix, begin, end;
+  };
+  std::vector<Piece> pieces;
+  for (int64_t m = 3 * first; m < 3 * (first + kTopK); ++m) {
+    const int64_t matrix = m % (3 * kExperts);
+    const int64_t panels = experts.matrices[static_cast<size_t>(matrix)].panels();
+    for (int64_t p = 0; p < panels; p += kPiecePanels) {
+      pieces.push_back({matrix, p, std::min(p + kPiecePanels, panels)});
+    }
+  }
+  const double start = Seconds();
+  pool.ParallelFor(std::ssize(pieces), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const Piece& piece = pieces[static_cast<size_t>(i)];
+      body(experts.matrices[static_cast<size_t>(piece.matrix)], piece.begin, piece.end);
+    }
+  });
+  return Seconds() - start;
+}
+
+void Decode(benchmark::State& state, const PackedKernel& kernel, int threads) {
+  const Experts& experts = Experts::Get();
+  ThreadPool pool(threads);
+  const std::vector<std::byte> wide = Operand(kernel, 1, kHidden);
+  const std::vector<std::byte> narrow = Operand(kernel, 1, kIntermediate);
+  std::vector<float> y(static_cast<size_t>(kHidden));
+  double read_seconds = 0, seconds = 0;
+  int64_t first = 0;
+  for (auto _ : state) {
+    const double read =
+        TimeExperts(pool, experts, first, [](const PackedMatrix& w, int64_t begin, int64_t end) {
+          const int64_t panel_bytes = w.tiles() * kTileBytes;
+          benchmark::DoNotOptimize(Read(w.data + begin * panel_bytes, (end - begin) * panel_bytes));
+        });
+    first += kTopK;
+    const double product =
+        TimeExperts(pool, experts, first, [&](const PackedMatrix& w, int64_t begin, int64_t end) {
+          // Threads write disjoint ranges of y, whatever matrix they are at, often the same ones.
+          PackedLinearRange(kernel, w, w.columns == kHidden ? wide.data() : narrow.data(),
+                            begin * kPanelRows, end * kPanelRows, {y.data(), 1, w.rows});
+        });
+    first += kTopK;
+    state.SetIterationTime(product);
+    read_seconds += read;
+    seconds += product;
+  }
+  const double bytes = static_cast<double>(state.iterations() * 3 * kTopK * kMatrixBytes) / 1e9;
+  state.counters["GB/s"] = bytes / seconds;
+  state.counters["read GB/s"] = bytes / read_seconds;
+  state.counters["of read"] = read_seconds / seconds;
+}
+
+// Eight independent chains for about 10 ms; operations (2 per multiply-add) per second of a thread.
+__attribute__((target("avx512f,avx512vnni"))) double Int8Peak() {
+  __m512i sums[10] = {};
+  const __m512i a = _mm512_set1_epi8(1);
+  constexpr int64_t kRounds = 1000000;
+  const double start = Seconds();
+  for (int64_t i = 0; i < kRounds; ++i) {
+    for (__m512i& sum : sums) sum = _mm512_dpbusd_epi32(sum, a, a);
+    for (__m512i& sum : sums) asm volatile("" : "+v"(sum));
+  }
+  return static_cast<double>(kRounds * 10 * 128) / (Seconds() - start);
+}
+__attribute__((target("avx512f,avx512bf16"))) double Bf16Peak() {
+  __m512 sums[10] = {};
+  const auto a = reinterpret_cast<__m512bh>(_mm512_set1_epi16(0x3f80));
+  constexpr int64_t kRounds = 1000000;
+  const double start = Seconds();
+  for (int64_t i = 0; i < kRounds; ++i) {
+    for (__m512& sum : sums) sum = _mm512_dpbf16_ps(sum, a, a);
+    for (__m512& sum : sums) asm volatile("" : "+v"(sum));
+  }
+  return static_cast<double>(kRounds * 10 * 64) / (Seconds() - start);
+}
+
+double Peak(ThreadPool& pool, PackedArithmetic arithmetic) {
+  const bool int8 = arithmetic == PackedArithmetic::kW4a4;
+  if (!(int8 ? __builtin_cpu_supports("avx512vnni") : __builtin_cpu_supports("avx512bf16"))) {
+    return 0;
+  }
+  std::vector<double> rates(static_cast<size_t>(pool.threads()));
+  pool.ParallelFor(pool.threads(), 1, [&](int64_t begin, int64_t) {
+    rates[static_cast<size_t>(begin)] = int8 ? Int8Peak() : Bf16Peak();
+  });
+  double sum = 0;
+  for (const double rate : rates) sum += rate;
+  return sum;
+}
+
+void Gemm(benchmark::State& state, const PackedKernel& kernel, int64_t tokens, int threads) {
+  const PackedMatrix& w = Experts::Get().matrices[0];
+  ThreadPool pool(threads);
+  const std::vector<std::byte> operand = Operand(kernel, tokens, w.columns);
+  std::vector<float> y(static_cast<size_t>(tokens * w.rows));
+  const double peak = Peak(pool, kernel.arithmetic);
+  const double start = Seconds();
+  for (auto _ : state) {
+    pool.ParallelFor(w.panels(), kPiecePanels, [&](int64_t begin, int64_t end) {
+      PackedLinearRange(kernel, w, operand.data(), begin * kPanelRows, end * kPanelRows,
+                        {y.data(), tokens, w.rows});
+    });
+  }
+  const double rate = static_cast<double>(2 * state.iterations() * tokens * w.rows * w.columns) /
+                      (Seconds() - start);
+  state.counters["GFLOP/s"] = rate / 1e9;
+  if (peak > 0) state.counters["of peak"] = rate / peak;
+}
+
+void Pack(benchmark::State& state, int threads) {
+  const Source source;
+  const ZeroedMemory memory = *ZeroedMemory::Allocate(kMatrixBytes, "bench", Pages::kHuge);
+  ThreadPool pool(threads);
+  const double start = Seconds();
+  for (auto _ : state) {
+    const auto packed = PackMatrix(pool, source.Matrix(kIntermediate),
+                                   reinterpret_cast<uint8_t*>(memory.data()), "bench");
+    HB_CHECK(packed.has_value(), "random bytes pack");
+  }
+  state.counters["GB/s"] =
+      static_cast<double>(state.iterations() * kMatrixBytes) / 1e9 / (Seconds() - start);
+}
+
+void Register() {
+  for (const PackedArithmetic a : {PackedArithmetic::kW4a4, PackedArithmetic::kW4a16}) {
+    const std::vector<PackedKernel> kernels = PackedKernels(a, SupportedCpuIsas().back());
+    for (size_t i = 1; i < kernels.size(); ++i) {  // the reference is no matter of speed
+      const PackedKernel kernel = kernels[i];
+      for (const int threads : {1, 2}) {
+        const auto name = [&](const char* what, int64_t tokens) {
+          return fmt::format("{}/{}/n{}/{}T", what, kernel.name, tokens, threads);
+        };
+        benchmark::RegisterBenchmark(name("Decode", 1).c_str(), Decode, kernel, threads)
+            ->UseManualTime();
+        for (const int64_t tokens : {16, 512}) {
+          benchmark::RegisterBenchmark(name("Gemm", tokens).c_str(), Gemm, kernel, tokens, threads)
+              ->UseRealTime();
+        }
+      }
+    }
+  }
+  for (const int threads : {1, 2}) {
+    benchmark::RegisterBenchmark(fmt::format("Pack/{}T", threads).c_str(), Pack, threads)
+        ->UseRealTime();
+  }
+}
+
+}  // namespace
+}  // namespace halfbyte
+
+int main(int argc, char** argv) {
+  halfbyte::Register();
+  benchmark::Initialize(&argc, argv);
+  benchmark::RunSpecifiedBenchmarks();
+}
