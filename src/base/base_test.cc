@@ -1,13 +1,17 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <filesystem>
 #include <numeric>
+#include <thread>
 #include <vector>
 
+#include "base/cgroup.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "base/mapped_file.h"
+#include "base/memory_usage.h"
 #include "base/progress.h"
 #include "base/thread_pool.h"
 
@@ -42,6 +46,132 @@ TEST(ThreadPool, ManyShortLoopsInARowSeeEachOthersResults) {
   }
   EXPECT_EQ(std::accumulate(values.begin(), values.end(), int64_t{0}), 300 * 2000);
 }
+
+TEST(ThreadPool, LoopsInsideLoopsRunInTheThreadThatStartsThem) {
+  for (const int threads : {1, 2, 5}) {
+    ThreadPool pool(threads);
+    std::atomic<int> visits{0};
+    std::atomic<int> strangers{0};
+    pool.ParallelFor(20, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const std::thread::id self = std::this_thread::get_id();
+        pool.ParallelFor(10, 3, [&](int64_t from, int64_t to) {
+          visits += static_cast<int>(to - from);
+          strangers += std::this_thread::get_id() != self;
+        });
+      }
+    });
+    EXPECT_EQ(visits.load(), 200);
+    EXPECT_EQ(strangers.load(), 0);
+  }
+}
+
+TEST(ThreadPool, LoopsOfSeveralThreadsAtOnceAllFinish) {
+  ThreadPool pool(3);
+  std::vector<int64_t> sums(4, 0);
+  {
+    std::vector<std::jthread> callers;
+    for (int64_t& sum : sums) {
+      callers.emplace_back([&] {
+        std::vector<int64_t> values(64, 0);
+        for (int round = 0; round < 500; ++round) {
+          pool.ParallelFor(64, 4, [&](int64_t begin, int64_t end) {
+            for (int64_t i = begin; i < end; ++i) ++values[static_cast<size_t>(i)];
+          });
+        }
+        sum = std::accumulate(values.begin(), values.end(), int64_t{0});
+      });
+    }
+  }
+  for (const int64_t sum : sums) EXPECT_EQ(sum, 64 * 500);
+}
+
+TEST(ThreadPool, SleepingWorkersComeToLongLoops) {
+  for (const int threads : {2, AvailableProcessors() + 1}) {  // the second is always crowded
+    ThreadPool pool(threads);
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    const std::thread::id self = std::this_thread::get_id();
+    std::atomic<bool> helped{false};
+    pool.ParallelFor(20000, 1, [&](int64_t, int64_t) {
+      if (std::this_thread::get_id() != self) helped = true;
+      if (!helped) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    });
+    EXPECT_TRUE(helped) << threads << " threads";
+  }
+}
+
+TEST(ThreadPool, ManyMoreThreadsThanProcessorsFinishShortLoops) {
+  ThreadPool pool(4 * AvailableProcessors() + 1);
+  int64_t done = 0;
+  for (int round = 0; round < 5000; ++round) {
+    std::atomic<int64_t> visits{0};
+    pool.ParallelFor(40, 1, [&](int64_t begin, int64_t end) { visits += end - begin; });
+    done += visits;
+  }
+  EXPECT_EQ(done, 40 * 5000);
+}
+
+// A folder as the kernel would show it.
+class CgroupFolder {
+ public:
+  CgroupFolder() : path_(fs::path(testing::TempDir()) / "halfbyte_cgroup") {
+    fs::remove_all(path_);
+    fs::create_directories(path_);
+  }
+  ~CgroupFolder() { fs::remove_all(path_); }
+
+  void Write(const fs::path& name, const std::string& text) const {
+    fs::create_directories((path_ / name).parent_path());
+    ASSERT_TRUE(WriteFileAtomically(path_ / name, text));
+  }
+  CgroupLimits Read() const { return ReadCgroupLimits(path_ / "mount", path_ / "membership"); }
+
+ private:
+  fs::path path_;
+};
+
+TEST(Cgroup, NothingThereMeansNoLimit) {
+  const CgroupFolder folder;
+  EXPECT_FALSE(folder.Read().processors);
+  folder.Write("membership", "0::/a\nnonsense\n4:cpu:/a\n5:memory:/a\n");
+  folder.Write("mount/a/cpu.max", "max 100000\n");
+  folder.Write("mount/a/memory.max", "max\n");
+  folder.Write("mount/cpu/a/cpu.cfs_quota_us", "-1\n");
+  folder.Write("mount/cpu/a/cpu.cfs_period_us", "100000\n");
+  folder.Write("mount/memory/a/memory.limit_in_bytes", "9223372036854771712\n");
+  EXPECT_FALSE(folder.Read().processors);
+  EXPECT_FALSE(folder.Read().memory_bytes);
+}
+
+TEST(Cgroup, TheTightestGroupOnTheWayUpCounts) {
+  const CgroupFolder folder;
+  folder.Write("membership", "0::/a/b\n");
+  folder.Write("mount/a/b/cpu.max", "800000 100000\n");
+  folder.Write("mount/a/cpu.max", "150000 100000\n");
+  folder.Write("mount/cpu.max", "max 100000\n");
+  folder.Write("mount/a/b/memory.max", "4096\n");
+  EXPECT_EQ(folder.Read().processors, 1.5);
+  EXPECT_EQ(folder.Read().memory_bytes, 4096);
+}
+
+TEST(Cgroup, AContainersOwnGroupIsAtTheRoot) {
+  const CgroupFolder folder;
+  folder.Write("membership", "0::/on/the/host\n");
+  folder.Write("mount/cpu.max", "200000 100000\n");
+  EXPECT_EQ(folder.Read().processors, 2.0);
+}
+
+TEST(Cgroup, VersionOneIsUnderstood) {
+  const CgroupFolder folder;
+  folder.Write("membership", "4:cpu,cpuacct:/a\n5:memory:/a\n6:cpuset:/x\n");
+  folder.Write("mount/cpu/a/cpu.cfs_quota_us", "250000\n");
+  folder.Write("mount/cpu/a/cpu.cfs_period_us", "100000\n");
+  folder.Write("mount/memory/a/memory.limit_in_bytes", "1048576\n");
+  EXPECT_EQ(folder.Read().processors, 2.5);
+  EXPECT_EQ(folder.Read().memory_bytes, 1048576);
+}
+
+TEST(MemoryUsage, SomethingIsAvailable) { EXPECT_GT(AvailableMemoryBytes().value_or(0), 0); }
 
 TEST(Json, RefusesWhatALenientParserWouldSwallow) {
   for (const char* text : {"", "{", "{\"a\":1,\"a\":2}", "{} x", "[1,]", "\"\xff\"", "{a:1}"}) {

@@ -23,6 +23,12 @@ Status WriteAll(int fd, std::string_view content, const std::filesystem::path& p
   return {};
 }
 
+Result<int> CreateTemporary(const std::filesystem::path& temporary) {
+  const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (fd < 0) return MakeError("{}: cannot create: {}", temporary.string(), std::strerror(errno));
+  return fd;
+}
+
 }  // namespace
 
 Result<std::string> ReadTextFile(const std::filesystem::path& path, size_t max_bytes) {
@@ -34,10 +40,21 @@ Result<std::string> ReadTextFile(const std::filesystem::path& path, size_t max_b
   return std::string(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
 }
 
+Status CheckWritable(const std::filesystem::path& path) {
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored)) {
+    return MakeError("{}: is a directory, not a file", path.string());
+  }
+  const std::filesystem::path temporary = path.string() + ".tmp";
+  HB_ASSIGN_OR_RETURN(const int fd, CreateTemporary(temporary));
+  ::close(fd);
+  ::unlink(temporary.c_str());
+  return {};
+}
+
 Status WriteFileAtomically(const std::filesystem::path& path, std::string_view content) {
   const std::filesystem::path temporary = path.string() + ".tmp";
-  const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (fd < 0) return MakeError("{}: cannot create: {}", temporary.string(), std::strerror(errno));
+  HB_ASSIGN_OR_RETURN(const int fd, CreateTemporary(temporary));
   Status status = WriteAll(fd, content, temporary);
   ::close(fd);
   if (status && ::rename(temporary.c_str(), path.c_str()) != 0) {

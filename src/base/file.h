@@ -17,4 +17,8 @@ Result<std::string> ReadTextFile(const std::filesystem::path& path,
 // temporary file is removed and what `path` held before is untouched.
 Status WriteFileAtomically(const std::filesystem::path& path, std::string_view content);
 
+// Whether such a write could begin, for asking before long work: creates "<path>.tmp" and removes
+// it. Error also if `path` is a directory.
+Status CheckWritable(const std::filesystem::path& path);
+
 }  // namespace halfbyte

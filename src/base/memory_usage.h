@@ -1,10 +1,15 @@
-// Memory of this process as the kernel counts it.
+// Memory of this process and this machine as the kernel counts it.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 namespace halfbyte {
 
 int64_t PeakResidentBytes();
+
+// What may still be allocated without pushing somebody out: the machine's estimate, or the control
+// group's limit if that is lower. Nothing if the kernel does not say.
+std::optional<int64_t> AvailableMemoryBytes();
 
 }  // namespace halfbyte

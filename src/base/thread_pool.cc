@@ -5,90 +5,134 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
-#include <string>
 
+#include "base/cgroup.h"
 #include "base/check.h"
 
 namespace halfbyte {
 namespace {
 
-// About 20 microseconds of pauses; longer spinning only burns a processor somebody else may need.
-constexpr int kSpins = 400;
-
-// Spins, then sleeps, until `value` differs from `old`.
-template <class T>
-void AwaitChange(std::atomic<T>& value, T old) {
-  for (int i = 0; i < kSpins; ++i) {
-    if (value.load(std::memory_order_acquire) != old) return;
-    _mm_pause();
-  }
-  while (value.load(std::memory_order_acquire) == old) {
-    value.wait(old, std::memory_order_acquire);
-  }
-}
-
-// cgroup v2 CPU quota in processors; 0 if there is none.
-double CgroupQuota() {
-  std::ifstream file("/sys/fs/cgroup/cpu.max");
-  std::string quota;
-  double period = 0;
-  if (!(file >> quota >> period) || quota == "max" || period <= 0) return 0;
-  return std::atof(quota.c_str()) / period;
-}
+// In ticks of the time stamp counter, which runs at 2 to 4 GHz.
+constexpr uint64_t kSpin = 100'000;            // 25 to 50 us
+constexpr uint64_t kSpinCrowded = 4'000;       // 1 to 2 us: somebody may need this processor
+constexpr uint64_t kTakenAway = 200'000;       // a pause of 50 to 100 us was not ours
+constexpr uint64_t kCrowdedFor = 300'000'000;  // about 100 ms
+constexpr uint64_t kWorthAWake = 15'000;       // 4 to 8 us of work: what waking a thread costs
 
 }  // namespace
 
 int AvailableProcessors() {
   cpu_set_t set;
   int count = ::sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
-  if (const double quota = CgroupQuota(); quota > 0) {
-    count = std::min(count, static_cast<int>(std::ceil(quota)));
+  if (const auto quota = ReadCgroupLimits().processors) {
+    count = std::min(count, static_cast<int>(std::ceil(*quota)));
   }
   return std::max(count, 1);
 }
 
-ThreadPool::ThreadPool(int threads) {
+ThreadPool::ThreadPool(int threads) : always_crowded_(threads > AvailableProcessors()) {
   HB_CHECK(threads >= 1, "threads {}", threads);
   for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { WorkerMain(); });
 }
 
 ThreadPool::~ThreadPool() {
   stop_.store(true, std::memory_order_relaxed);
-  generation_.fetch_add(1, std::memory_order_release);
+  generation_.fetch_add(1);
   generation_.notify_all();
   for (std::thread& worker : workers_) worker.join();
+}
+
+bool ThreadPool::Crowded() const {
+  return always_crowded_ || __rdtsc() < crowded_until_.load(std::memory_order_relaxed);
+}
+
+// Waits for ready(), at most about `ticks`; whether it came.
+template <class Ready>
+bool ThreadPool::Spin(uint64_t ticks, const Ready& ready) {
+  if (ready()) return true;
+  const uint64_t start = __rdtsc();
+  for (uint64_t last = start;;) {
+    _mm_pause();
+    const bool is_ready = ready();
+    const uint64_t now = __rdtsc();
+    if (now - last > kTakenAway) {
+      crowded_until_.store(now + kCrowdedFor, std::memory_order_relaxed);
+    }
+    if (is_ready) return true;
+    if (now - start > ticks) return false;
+    last = now;
+  }
 }
 
 void ThreadPool::RunLoop(const Loop& loop) {
   loop_ = loop;
   next_.store(0, std::memory_order_relaxed);
-  running_.store(static_cast<int32_t>(workers_.size()), std::memory_order_relaxed);
-  generation_.fetch_add(1, std::memory_order_release);
-  generation_.notify_all();
-  TakePieces();
-  for (int32_t left; (left = running_.load(std::memory_order_acquire)) != 0;) {
-    AwaitChange(running_, left);
+  door_.store(0, std::memory_order_release);
+  // Sequentially consistent, as is what workers do before they sleep: either they see the loop, or
+  // they are seen here.
+  generation_.fetch_add(1);
+  if (sleepers_.load() != 0) {
+    if (Crowded()) {
+      for (const uint64_t start = __rdtsc(); TakePiece() && __rdtsc() - start < kWorthAWake;) {
+      }
+    }
+    if (next_.load(std::memory_order_relaxed) < loop.count) generation_.notify_all();
+  }
+  while (TakePiece()) {
+  }
+  if (door_.fetch_or(kClosed, std::memory_order_acq_rel) == 0) return;
+  const auto empty = [&] { return door_.load(std::memory_order_acquire) == kClosed; };
+  if (Spin(Crowded() ? kSpinCrowded : kSpin, empty)) return;
+  for (uint32_t door; (door = door_.load(std::memory_order_acquire)) != kClosed;) {
+    door_.wait(door, std::memory_order_acquire);
   }
 }
 
-void ThreadPool::TakePieces() {
-  for (;;) {
-    const int64_t begin = next_.fetch_add(loop_.grain, std::memory_order_relaxed);
-    if (begin >= loop_.count) return;
-    loop_.call(loop_.body, begin, std::min(begin + loop_.grain, loop_.count));
-  }
+bool ThreadPool::TakePiece() {
+  const int64_t begin = next_.fetch_add(loop_.grain, std::memory_order_relaxed);
+  if (begin >= loop_.count) return false;
+  loop_.call(loop_.body, begin, std::min(begin + loop_.grain, loop_.count));
+  return true;
 }
 
 void ThreadPool::WorkerMain() {
   uint32_t seen = 0;
   for (;;) {
-    AwaitChange(generation_, seen);
-    ++seen;
+    seen = AwaitLoopAfter(seen);
     if (stop_.load(std::memory_order_relaxed)) return;
-    TakePieces();
-    if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) running_.notify_one();
+    if (!Enter()) continue;
+    while (TakePiece()) {
+    }
+    Leave();
   }
+}
+
+// The newest generation, once it is not `seen` any more.
+uint32_t ThreadPool::AwaitLoopAfter(uint32_t seen) {
+  uint32_t generation = seen;
+  const auto changed = [&] {
+    generation = generation_.load(std::memory_order_acquire);
+    return generation != seen;
+  };
+  if (Spin(Crowded() ? 0 : kSpin, changed)) return generation;
+  sleepers_.fetch_add(1);
+  while ((generation = generation_.load()) == seen) generation_.wait(seen);
+  sleepers_.fetch_sub(1);
+  return generation;
+}
+
+// False if the loop has ended, or all of its pieces are taken.
+bool ThreadPool::Enter() {
+  uint32_t door = door_.load(std::memory_order_relaxed);
+  do {
+    if ((door & kClosed) != 0) return false;
+  } while (!door_.compare_exchange_weak(door, door + 1, std::memory_order_acquire,
+                                        std::memory_order_relaxed));
+  return true;
+}
+
+void ThreadPool::Leave() {
+  if (door_.fetch_sub(1, std::memory_order_acq_rel) == kClosed + 1) door_.notify_one();
 }
 
 }  // namespace halfbyte
