@@ -101,6 +101,18 @@ HB_HD constexpr Nvfp4Block QuantizeNvfp4Block(const float* x, GlobalScale global
   return block;
 }
 
+// Parity with the predecessor of this program, which flushed every block with amax / global_scale
+// < 6 * 2^-9 (moe-layer.md §4): scales between 2^-10 and 2^-9 round up to 2^-9 and would have
+// carried information. For comparison with its bytes only.
+HB_HD constexpr Nvfp4Block QuantizeNvfp4BlockFlushEarly(const float* x, GlobalScale global,
+                                                        Nvfp4BlockStats* stats = nullptr) {
+  const float amax = BlockAmax(x);
+  const float encode = 1.0f / global.value();
+  if (amax * encode >= kE2m1Max * 0x1p-9f) return QuantizeNvfp4Block(x, global, stats);
+  if (stats != nullptr) *stats += internal::StatsOfBlock(x, amax * (encode / kE2m1Max), 0);
+  return {};
+}
+
 HB_HD constexpr float DequantizeNvfp4(uint8_t code, uint8_t scale, GlobalScale global) {
   return (E2m1ToFloat(code) * E4m3ToFloat(scale)) * global.value();  // the first product is exact
 }

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <random>
+#include <span>
 #include <vector>
 
 #include "numerics/bf16.h"
@@ -14,6 +15,7 @@
 #include "numerics/error_stats.h"
 #include "numerics/mxfp4_block.h"
 #include "numerics/nvfp4_block.h"
+#include "tensor/gate_up_interleave.h"
 
 namespace halfbyte {
 namespace {
@@ -156,7 +158,7 @@ TEST(Linear, Fp8TakesAnyGridAndTypeOfScales) {
   }
 }
 
-TEST(Linear, EveryCodeOfEveryByteFormatDecodesAsTheNumbersRoomSays) {
+TEST(Linear, EveryCodeOfEveryByteFormatDecodesAsTheNumbersRoomSays) {  // R57
   // One weight per row and x = 1: y is the weight itself.
   ThreadPool pool(1);
   std::vector<std::byte> codes(256);
@@ -266,7 +268,7 @@ TEST(Linear, ANanInOneRowStaysInThatRow) {
   }
 }
 
-TEST(Linear, GlobalScaleMultipliesTheSumOnce) {  // R61: equal codes, another scale
+TEST(Linear, GlobalScaleMultipliesTheSumOnce) {  // R117, R61: equal codes, another scale
   ThreadPool pool(1);
   OwnedWeight w = RandomWeight(WeightFormat::kNvfp4, 5, 64, 47);
   const std::vector<float> x = RandomActivations(64, 53);
@@ -278,6 +280,89 @@ TEST(Linear, GlobalScaleMultipliesTheSumOnce) {  // R61: equal codes, another sc
     EXPECT_NE(unit[n], 0);
     EXPECT_EQ(scaled[n], unit[n] * 0.0123f);
   }
+}
+
+// R82. Rows of gate and up in the interleaved order: the same numbers at the places of that order.
+TEST(Linear, AnInterleavedGateUpGivesTheBitsOfThePlainOnes) {
+  const int64_t channels = 48, columns = 80, tokens = 3;
+  const OwnedWeight gate = RandomWeight(WeightFormat::kNvfp4, channels, columns, 71);
+  const OwnedWeight up = RandomWeight(WeightFormat::kNvfp4, channels, columns, 72);
+  const auto interleave = [&](const std::vector<std::byte>& a, const std::vector<std::byte>& b) {
+    const size_t size = a.size() - 1;  // a byte to misalign stands in front
+    std::vector<std::byte> both(2 * size);
+    const auto bytes = [size](const std::vector<std::byte>& v) {
+      return std::span(reinterpret_cast<const uint8_t*>(v.data() + 1), size);
+    };
+    InterleaveGateUp(bytes(a), bytes(b), channels,
+                     {reinterpret_cast<uint8_t*>(both.data()), both.size()});
+    return both;
+  };
+  const std::vector<std::byte> codes = interleave(gate.data, up.data);
+  const std::vector<std::byte> scales = interleave(gate.scales, up.scales);
+  WeightMatrix both = gate.matrix;
+  both.rows = 2 * channels;
+  both.data = codes.data();
+  both.scales = scales.data();
+  const std::vector<float> x = RandomActivations(tokens * columns, 73);
+  ThreadPool pool(2);
+  for (const CpuIsa isa : SupportedCpuIsas()) {
+    const Context context(pool, isa);
+    const std::vector<float> y = Compute(context, x, tokens, both);
+    const std::vector<float> gates = Compute(context, x, tokens, gate.matrix);
+    const std::vector<float> ups = Compute(context, x, tokens, up.matrix);
+    for (int64_t i = 0; i < tokens * channels; ++i) {
+      const float* row = y.data() + i / channels * 2 * channels;
+      EXPECT_EQ(row[InterleavedGateRow(i % channels)], gates[static_cast<size_t>(i)]);
+      EXPECT_EQ(row[InterleavedUpRow(i % channels)], ups[static_cast<size_t>(i)]);
+    }
+  }
+}
+
+// R56. Groups of rows as uneven as experts get them, one weight for each; every sum is an integer
+// that fp32 holds, so any order of additions gives it.
+TEST(Linear, SmallIntegersAreExact) {
+  std::mt19937 random(83);
+  std::gamma_distribution<double> gamma(0.5);
+  const int64_t rows = 13, columns = 272;
+  ThreadPool pool(2);
+  for (int expert = 0; expert < 6; ++expert) {
+    const auto count = 1 + static_cast<int64_t>(20 * gamma(random));
+    OwnedWeight w = RandomWeight(WeightFormat::kNvfp4, rows, columns, 89);
+    w.matrix.global_scale = GlobalScale(1.0f);
+    for (int64_t i = 0; i < rows * columns / 2; ++i) {
+      constexpr uint8_t kCodes[] = {0x0, 0x2, 0xa};  // 0, 1, -1
+      Put(w.data, i, PackE2m1(kCodes[random() % 3], kCodes[random() % 3]));
+    }
+    for (int64_t i = 0; i < rows * columns / 16; ++i) {
+      Put(w.scales, i, E4m3FromFloat(random() % 2 ? 1.0f : 2.0f));
+    }
+    std::vector<float> x(static_cast<size_t>(count * columns));
+    for (float& value : x) value = static_cast<float>(static_cast<int>(random() % 3) - 1);
+    std::vector<float> decoded(static_cast<size_t>(columns));
+    std::vector<std::vector<float>> weights;
+    for (int64_t n = 0; n < rows; ++n) {
+      DequantizeRow(w.matrix, n, decoded.data());
+      weights.push_back(decoded);
+    }
+    for (const CpuIsa isa : SupportedCpuIsas()) {
+      const std::vector<float> y = Compute(Context(pool, isa), x, count, w.matrix);
+      for (int64_t i = 0; i < count * rows; ++i) {
+        int64_t sum = 0;
+        for (int64_t k = 0; k < columns; ++k) {
+          sum +=
+              static_cast<int64_t>(x[static_cast<size_t>(i / rows * columns + k)]) *
+              static_cast<int64_t>(weights[static_cast<size_t>(i % rows)][static_cast<size_t>(k)]);
+        }
+        ASSERT_EQ(y[static_cast<size_t>(i)], static_cast<float>(sum)) << CpuIsaName(isa);
+      }
+    }
+  }
+}
+
+TEST(Linear, TakesTheWidthOfGptOss) {  // R66: 2880 = 180 blocks of 16, 22.5 of 128
+  ExpectReferenceBits(RandomWeight(WeightFormat::kNvfp4, 11, 2880, 97), {1, 5});
+  ExpectReferenceBits(RandomWeight(WeightFormat::kMxfp4, 11, 2880, 98), {1, 5});
+  ExpectReferenceBits(RandomWeight(WeightFormat::kNvfp4, 11, 16 * 33, 99), {1, 5});
 }
 
 TEST(Linear, EmptyDimensionsAreValid) {
@@ -298,7 +383,7 @@ TEST(Linear, EmptyDimensionsAreValid) {
   }
 }
 
-TEST(Linear, ARangeWritesItsOwnColumnsOnly) {
+TEST(Linear, ARangeWritesItsOwnColumnsOnly) {  // R64
   ThreadPool pool(1);
   const OwnedWeight w = RandomWeight(WeightFormat::kBf16, 20, 40, 59);
   const std::vector<float> x = RandomActivations(2 * 40, 61);

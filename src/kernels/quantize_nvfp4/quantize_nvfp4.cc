@@ -17,6 +17,11 @@ using quantize_nvfp4::KernelsFor;
 
 constexpr int64_t kElementsPerPiece = 64 * 1024;  // a thread's bite: some ten microseconds
 
+// Of a transpose: elements that are transposed before they are quantized, and columns of the source
+// that a thread takes at once, a cache line of bf16.
+constexpr int64_t kTransposedPiece = 1024 * 1024;
+constexpr int64_t kTransposedTile = 32;
+
 int64_t GrainRows(int64_t k) {
   return std::max<int64_t>(1, kElementsPerPiece / std::max<int64_t>(k, 1));
 }
@@ -48,6 +53,18 @@ class RowReader {
 const FormatKernels& SourceKernels(const Context& context, DType dtype) {
   const auto& kernels = KernelsFor(context.isa());
   return dtype == DType::kBf16 ? kernels.bf16 : kernels.f32;
+}
+
+quantize_nvfp4::QuantizeRow RowQuantizer(const Context& context, DType dtype, Nvfp4Rule rule) {
+  switch (rule) {
+    case Nvfp4Rule::kAmaxTo6:
+      return SourceKernels(context, dtype).quantize;
+    case Nvfp4Rule::k4Over6:
+      return SourceKernels(context, dtype).quantize_4_over_6;
+    case Nvfp4Rule::kFlushEarly:
+      return quantize_nvfp4::FlushEarlyRow(dtype);
+  }
+  return nullptr;
 }
 
 bool IsFloat(DType dtype) {
@@ -158,13 +175,43 @@ Result<Nvfp4BlockStats> QuantizeNvfp4(const Context& context, const FloatRows& s
   if (!global_scale.IsUsable()) {
     return MakeError("the global scale {} is no finite positive number", global_scale.value());
   }
-  const FormatKernels& kernels = SourceKernels(context, source.dtype);
-  const auto quantize = rule == Nvfp4Rule::k4Over6 ? kernels.quantize_4_over_6 : kernels.quantize;
+  const auto quantize = RowQuantizer(context, source.dtype, rule);
   const int64_t blocks = source.k / kNvfp4Block;
   return OverRows(context, source, [&](const std::byte* row, int64_t r, Nvfp4BlockStats* stats) {
     quantize(row, blocks, global_scale.value(), out.codes + r * (source.k / 2),
              out.block_scales + r * blocks, stats);
   });
+}
+
+Result<Nvfp4BlockStats> QuantizeNvfp4Transposed(const Context& context, const FloatRows& source,
+                                                GlobalScale global_scale, Nvfp4Rule rule,
+                                                Nvfp4Output out) {
+  const int64_t k = source.rows;
+  FloatRows piece{.dtype = source.dtype, .k = k, .row_bytes = k * DTypeSize(source.dtype)};
+  HB_RETURN_IF_ERROR(CheckSource(piece));
+  const auto size = static_cast<size_t>(DTypeSize(source.dtype));
+  const int64_t columns = std::max(kTransposedTile, kTransposedPiece / std::max<int64_t>(k, 1));
+  std::vector<std::byte> transposed(static_cast<size_t>(std::min(columns, source.k) * k) * size);
+  piece.data = transposed.data();
+  Nvfp4BlockStats stats;
+  for (int64_t first = 0; first < source.k; first += columns) {
+    piece.rows = std::min(columns, source.k - first);
+    context.pool().ParallelFor(piece.rows, kTransposedTile, [&](int64_t begin, int64_t end) {
+      for (int64_t i = 0; i < k; ++i) {
+        const std::byte* from = source.row(i) + static_cast<size_t>(first) * size;
+        for (int64_t c = begin; c < end; ++c) {
+          std::memcpy(transposed.data() + static_cast<size_t>(c * k + i) * size,
+                      from + static_cast<size_t>(c) * size, size);
+        }
+      }
+    });
+    HB_ASSIGN_OR_RETURN(
+        const Nvfp4BlockStats seen,
+        QuantizeNvfp4(context, piece, global_scale, rule,
+                      {out.codes + first * (k / 2), out.block_scales + first * (k / kNvfp4Block)}));
+    stats += seen;
+  }
+  return stats;
 }
 
 Result<QuantizedMatrix> QuantizeNvfp4FromAmax(const Context& context, const FloatRows& source,
@@ -182,7 +229,7 @@ Result<Nvfp4BlockStats> QuantizeNvfp4PerRow(const Context& context, const FloatR
                                             GlobalScale* row_scales) {
   HB_RETURN_IF_ERROR(CheckSource(source));
   const FormatKernels& kernels = SourceKernels(context, source.dtype);
-  const auto quantize = rule == Nvfp4Rule::k4Over6 ? kernels.quantize_4_over_6 : kernels.quantize;
+  const auto quantize = RowQuantizer(context, source.dtype, rule);
   const int64_t blocks = source.k / kNvfp4Block;
   return OverRows(context, source, [&](const std::byte* row, int64_t r, Nvfp4BlockStats* stats) {
     MatrixAmax amax;

@@ -45,8 +45,9 @@ struct FloatRows {
 };
 
 enum class Nvfp4Rule : uint8_t {
-  kAmaxTo6,  // the block's largest value becomes 6
-  k4Over6,   // 6 or 4, whichever gives the smaller squared error (nvfp4.md §5)
+  kAmaxTo6,     // the block's largest value becomes 6
+  k4Over6,      // 6 or 4, whichever gives the smaller squared error (nvfp4.md §5)
+  kFlushEarly,  // as kAmaxTo6 with the predecessor's early flush, for parity tests; scalar
 };
 
 // Where codes and scales go: [rows, k/2] and [rows, k/16], linear, owned by the caller.
@@ -71,6 +72,13 @@ GlobalScale GlobalScaleFor(float amax, Nvfp4Rule rule);
 // of 16; a dtype other than the three; a global scale that is not finite and positive.
 Result<Nvfp4BlockStats> QuantizeNvfp4(const Context& context, const FloatRows& source,
                                       GlobalScale global_scale, Nvfp4Rule rule, Nvfp4Output out);
+
+// The transpose of a source [k, n], blocks along its columns: a weight that is stored [in, out].
+// `out` is that of the matrix [n, k], byte for byte; on top some megabytes for a piece of the
+// transpose. Errors as above; k is source.rows here.
+Result<Nvfp4BlockStats> QuantizeNvfp4Transposed(const Context& context, const FloatRows& source,
+                                                GlobalScale global_scale, Nvfp4Rule rule,
+                                                Nvfp4Output out);
 
 // Under the matrix's own global scale ("dynamic"). Bytes equal those of QuantizeNvfp4 with that
 // scale. Infinite elements do not take part in the amax.

@@ -143,7 +143,7 @@ void ExpectSame(const Quantized& actual, const Quantized& expected, const std::s
   EXPECT_EQ(actual.stats.amax, expected.stats.amax) << what;
 }
 
-TEST(QuantizeNvfp4, EveryVariantWritesTheBytesOfTheBlockRule) {
+TEST(QuantizeNvfp4, EveryVariantWritesTheBytesOfTheBlockRule) {  // R20
   for (const DType dtype : {DType::kF32, DType::kBf16, DType::kF16}) {
     for (const auto& [rows, k] : {std::pair<int64_t, int64_t>{1, 16},
                                   {3, 48},
@@ -293,7 +293,100 @@ TEST(QuantizeNvfp4, RowsMayLieApart) {  // R19: a slice of columns
              Oracle(copy, GlobalScale(0.001f), Nvfp4Rule::kAmaxTo6), "slice");
 }
 
-TEST(QuantizeNvfp4, RefusesWhatHasNoBlocksOrNoScale) {
+TEST(QuantizeNvfp4, ATransposedSourceGivesTheBytesOfItsTranspose) {  // R11
+  // The last is more than one piece of the transpose; the first has a single column.
+  for (const auto& [k, n] :
+       {std::pair<int64_t, int64_t>{16, 1}, {48, 37}, {272, 5}, {0, 3}, {32, 0}, {1024, 1100}}) {
+    for (const DType dtype : {DType::kF32, DType::kBf16, DType::kF16}) {
+      const std::vector<float> x = Gaussian(k * n, 1, 29);
+      std::vector<float> turned(x.size());
+      for (int64_t i = 0; i < k * n; ++i) {
+        turned[static_cast<size_t>(i % n * k + i / n)] = x[static_cast<size_t>(i)];
+      }
+      const Source source(dtype, k, n, x), transposed(dtype, n, k, turned);
+      for (const Nvfp4Rule rule : {Nvfp4Rule::kAmaxTo6, Nvfp4Rule::k4Over6}) {
+        Quantized result{std::vector<uint8_t>(static_cast<size_t>(n * k / 2)),
+                         std::vector<uint8_t>(static_cast<size_t>(n * k / 16)),
+                         {}};
+        const auto stats =
+            QuantizeNvfp4Transposed(Context(Pool()), source.rows, GlobalScale(0.002f), rule,
+                                    {result.codes.data(), result.block_scales.data()});
+        ASSERT_TRUE(stats.has_value()) << stats.error().message;
+        result.stats = *stats;
+        ExpectSame(result, Oracle(transposed, GlobalScale(0.002f), rule),
+                   fmt::format("{} [{}, {}]", DTypeName(dtype), k, n));
+      }
+    }
+  }
+  const Source odd(DType::kF32, 12, 32, Gaussian(12 * 32, 1, 1));
+  EXPECT_FALSE(
+      QuantizeNvfp4Transposed(Context(Pool()), odd.rows, GlobalScale(1), Nvfp4Rule::kAmaxTo6, {})
+          .has_value());
+}
+
+// R9. With global scale 1, amax at, just above, and at twice the smallest scale that is kept.
+TEST(QuantizeNvfp4, FlushesOnlyWhereTheScaleByteIsZeroUnlessParityIsAskedFor) {
+  std::vector<float> x;
+  const float smallest = 6 * 0x1p-10f;
+  for (const float amax : {smallest, std::nextafter(smallest, kInf), 6 * 0x1p-9f}) {
+    x.push_back(-amax);
+    x.insert(x.end(), 15, amax / 2);
+  }
+  for (const DType dtype : {DType::kF32, DType::kF16}) {
+    // fp16 cannot hold the number just above; twice 2^-10 of its mantissa can.
+    if (dtype == DType::kF16) x[16] = -6 * 0x1p-10f * (1 + 0x1p-8f);
+    const Source source(dtype, 3, 16, x);
+    for (const CpuIsa isa : SupportedCpuIsas()) {
+      const Context context(Pool(), isa);
+      const Quantized ours = Quantize(context, source.rows, GlobalScale(1), Nvfp4Rule::kAmaxTo6);
+      EXPECT_EQ(ours.block_scales, (std::vector<uint8_t>{0, 1, 1}));
+      EXPECT_EQ(ours.stats.flushed, 1);
+      const Quantized parity =
+          Quantize(context, source.rows, GlobalScale(1), Nvfp4Rule::kFlushEarly);
+      EXPECT_EQ(parity.block_scales, (std::vector<uint8_t>{0, 0, 1}));
+      EXPECT_EQ(parity.stats.flushed, 2);
+      EXPECT_EQ(std::vector<uint8_t>(parity.codes.begin(), parity.codes.begin() + 16),
+                std::vector<uint8_t>(16, 0));
+      EXPECT_EQ(std::memcmp(&ours.codes[16], &parity.codes[16], 8), 0);
+    }
+  }
+  // Where no block is that small the two agree.
+  const Source source(DType::kBf16, 9, 352, Gaussian(9 * 352, 0.02f, 5));
+  const Context context(Pool());
+  ExpectSame(Quantize(context, source.rows, GlobalScale(1e-5f), Nvfp4Rule::kFlushEarly),
+             Quantize(context, source.rows, GlobalScale(1e-5f), Nvfp4Rule::kAmaxTo6), "parity");
+}
+
+// R75. Rows of falling size; block scale bytes fall to 0x08 and below under the largest headroom.
+TEST(QuantizeNvfp4, HeadroomLowersTheScaleBytesByEightPerPowerAndLeavesTheCodes) {
+  std::vector<float> x = Gaussian(8 * 160, 1, 41);
+  for (int64_t i = 0; i < 8 * 160; ++i) x[static_cast<size_t>(i)] *= std::ldexp(1.0f, -(i / 160));
+  const Source source(DType::kF32, 8, 160, x);
+  const GlobalScale scale = GlobalScale::FromAmax(AmaxOf(Context(Pool()), source.rows).amax);
+  for (const CpuIsa isa : SupportedCpuIsas()) {
+    const Context context(Pool(), isa);
+    const Quantized base = Quantize(context, source.rows, scale, Nvfp4Rule::kAmaxTo6);
+    int64_t compared = 0;
+    for (int h = 0; h <= 6; ++h) {
+      const GlobalScale larger(std::ldexp(scale.value(), h));
+      const Quantized q = Quantize(context, source.rows, larger, Nvfp4Rule::kAmaxTo6);
+      for (size_t b = 0; b < q.block_scales.size(); ++b) {
+        if (base.block_scales[b] < 8 * h + 8) continue;  // its byte would be below 0x08
+        EXPECT_EQ(q.block_scales[b], base.block_scales[b] - 8 * h);
+        EXPECT_EQ(std::memcmp(&q.codes[b * 8], &base.codes[b * 8], 8), 0);
+        for (int i = 0; i < 16; ++i) {
+          EXPECT_EQ(
+              DequantizeNvfp4(UnpackE2m1(&q.codes[b * 8], i), q.block_scales[b], larger),
+              DequantizeNvfp4(UnpackE2m1(&base.codes[b * 8], i), base.block_scales[b], scale));
+        }
+        ++compared;
+      }
+    }
+    EXPECT_GT(compared, 7 * 80 / 2);
+  }
+}
+
+TEST(QuantizeNvfp4, RefusesWhatHasNoBlocksOrNoScale) {  // R19
   const Context context(Pool());
   const std::vector<float> x(64, 1);
   uint8_t codes[32];
@@ -360,7 +453,7 @@ TEST(DequantizeNvfp4, EveryVariantGivesTheProductRoundedOnce) {
   }
 }
 
-TEST(DequantizeNvfp4, EveryCodeUnderEveryScaleByte) {
+TEST(DequantizeNvfp4, EveryCodeUnderEveryScaleByte) {  // R106
   Nvfp4Matrix matrix(0x7f, 16, GlobalScale(0.75f));
   for (int64_t r = 0; r < 0x7f; ++r) {
     for (int i = 0; i < 8; ++i) {

@@ -32,6 +32,9 @@ struct RowKernels {
 
 extern const RowKernels kScalarKernels;  // the reference
 
+// Nvfp4Rule::kFlushEarly, which has this variant only; kF32 or kBf16.
+QuantizeRow FlushEarlyRow(DType dtype);
+
 const RowKernels& KernelsFor(CpuIsa isa);
 
 }  // namespace halfbyte::quantize_nvfp4

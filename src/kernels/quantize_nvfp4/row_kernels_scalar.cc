@@ -71,4 +71,9 @@ constexpr FormatKernels kFormat = {&Quantize<T, QuantizeNvfp4Block>,
 
 const RowKernels kScalarKernels = {kFormat<float>, kFormat<Bf16>};
 
+QuantizeRow FlushEarlyRow(DType dtype) {
+  return dtype == DType::kBf16 ? &Quantize<Bf16, QuantizeNvfp4BlockFlushEarly>
+                               : &Quantize<float, QuantizeNvfp4BlockFlushEarly>;
+}
+
 }  // namespace halfbyte::quantize_nvfp4
