@@ -64,6 +64,45 @@ void SelectLargest(float* keys, int64_t experts, int64_t top_k, int32_t* ids) {
   }
 }
 
+// The sum of the two largest keys of a group; of one key, that key.
+float GroupKey(const float* keys, int64_t count) {
+  float best = kWorst;
+  float second = kWorst;
+  for (int64_t e = 0; e < count; ++e) {
+    second = std::max(second, std::min(best, keys[e]));
+    best = std::max(best, keys[e]);
+  }
+  return count == 1 ? best : best + second;
+}
+
+// Takes the experts of all but the chosen groups out of the selection.
+void MaskGroups(const RouterParams& params, float* keys) {
+  const int64_t size = params.experts / params.groups;
+  std::vector<float> group_keys;
+  for (int64_t g = 0; g < params.groups; ++g) group_keys.push_back(GroupKey(keys + g * size, size));
+  std::vector<int32_t> chosen(static_cast<size_t>(params.chosen_groups));
+  SelectLargest(group_keys.data(), params.groups, params.chosen_groups, chosen.data());
+  for (int64_t g = 0; g < params.groups; ++g) {
+    if (!std::isnan(group_keys[static_cast<size_t>(g)])) std::fill_n(keys + g * size, size, kTaken);
+  }
+}
+
+// Softmax over the usable chosen scores; the weights of others stay as they are.
+void SoftmaxOverChosen(const float* scores, const int32_t* ids, int64_t top_k, float* weights) {
+  float largest = kWorst;
+  for (int64_t j = 0; j < top_k; ++j) {
+    if (scores[ids[j]] > largest) largest = scores[ids[j]];
+  }
+  float sum = 0;
+  for (int64_t j = 0; j < top_k; ++j) {
+    if (std::isnan(scores[ids[j]])) continue;
+    weights[j] = largest == kWorst ? 1.0f : std::exp(scores[ids[j]] - largest);
+    sum += weights[j];
+  }
+  if (sum == 0) return;
+  for (int64_t j = 0; j < top_k; ++j) weights[j] /= sum;
+}
+
 void WeighRow(const RouterParams& params, const float* scores, const int32_t* ids, float* weights) {
   float sum = 0;
   for (int64_t j = 0; j < params.top_k; ++j) {
@@ -71,16 +110,26 @@ void WeighRow(const RouterParams& params, const float* scores, const int32_t* id
     weights[j] = std::isnan(score) ? 0.0f : score;
     sum += weights[j];
   }
-  // Identity scores may be negative; only a vanishing sum needs a guard.
-  const float divisor = !params.renormalize ? 1.0f : std::abs(sum) < FLT_MIN ? FLT_MIN : sum;
-  for (int64_t j = 0; j < params.top_k; ++j) {
-    weights[j] = weights[j] / divisor * params.routed_scaling_factor;
+  float divisor = 1;
+  if (params.renormalization == Renormalization::kSelectedSoftmax) {
+    SoftmaxOverChosen(scores, ids, params.top_k, weights);
+  } else if (params.renormalization == Renormalization::kSum) {
+    sum += params.epsilon;
+    // Identity scores may be negative; only a vanishing sum needs a guard.
+    divisor = std::abs(sum) < FLT_MIN ? FLT_MIN : sum;
   }
+  const float factor = params.scale_on == ScaleOn::kWeights ? params.routed_scaling_factor : 1.0f;
+  for (int64_t j = 0; j < params.top_k; ++j) weights[j] = weights[j] / divisor * factor;
 }
 
 void CheckShapes(const RouterParams& params, MatrixView<const float> logits,
                  const MutableRouting& routing) {
   HB_CHECK(params.top_k >= 1 && params.top_k <= params.experts, "top_k {} of {} experts",
+           params.top_k, params.experts);
+  HB_CHECK(params.groups >= 1 && params.experts % params.groups == 0 && params.chosen_groups >= 1 &&
+               params.chosen_groups <= params.groups &&
+               params.top_k <= params.chosen_groups * (params.experts / params.groups),
+           "{} of {} groups for top_k {} of {} experts", params.chosen_groups, params.groups,
            params.top_k, params.experts);
   HB_CHECK(logits.columns == params.experts, "{} logits for {} experts", logits.columns,
            params.experts);
@@ -128,6 +177,7 @@ RouterCounters Route(const Context& context, const RouterParams& params,
                            bias.empty() ? scores[e] : scores[e] + bias[static_cast<size_t>(e)];
                        keys[e] = std::isnan(key) ? kWorst : key;
                      }
+                     if (params.chosen_groups < params.groups) MaskGroups(params, keys);
                      SelectLargest(keys, params.experts, params.top_k, ids);
                    });
 }

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -98,14 +99,119 @@ TEST(Router, ExtremeLogitsHaveFiniteWeights) {
 }
 
 TEST(Router, OtherScoresFollowTheirFormulas) {
-  RouterParams params{
-      .experts = 3, .top_k = 2, .score = RouterScore::kSoftmax, .renormalize = false};
+  RouterParams params{.experts = 3,
+                      .top_k = 2,
+                      .score = RouterScore::kSoftmax,
+                      .renormalization = Renormalization::kNone};
   const double sum = std::exp(1) + std::exp(2) + std::exp(0.5);
   EXPECT_NEAR(RouteAll(params, {1, 2, 0.5f}, {}).weights[0], std::exp(2) / sum, 1e-6);
   params.score = RouterScore::kSigmoid;
   EXPECT_NEAR(RouteAll(params, {1, 2, 0.5f}, {}).weights[1], 1 / (1 + std::exp(-1.0)), 1e-6);
   params.score = RouterScore::kIdentity;
   EXPECT_EQ(RouteAll(params, {1, 2, 0.5f}, {}).weights, (std::vector<float>{2, 1}));
+}
+
+TEST(Router, SoftmaxOverTheSelectedLogits) {  // gpt-oss (checkpoints.md §5.1)
+  const RouterParams params{.experts = 4,
+                            .top_k = 2,
+                            .score = RouterScore::kIdentity,
+                            .renormalization = Renormalization::kSelectedSoftmax,
+                            .routed_scaling_factor = 3};
+  const Routed r = RouteAll(params, {-1, 200, 0.5f, 201}, {});
+  EXPECT_EQ(r.ids, (std::vector<int32_t>{3, 1}));
+  EXPECT_NEAR(r.weights[0], 3 / (1 + std::exp(-1)), 1e-6);
+  EXPECT_NEAR(r.weights[1], 3 * std::exp(-1) / (1 + std::exp(-1)), 1e-6);
+  // One usable logit takes all; without any, all weights are 0.
+  EXPECT_EQ(RouteAll(params, {NAN, NAN, -5, kInf}, {}).weights, (std::vector<float>{3, 0}));
+  EXPECT_EQ(RouteAll(params, {NAN, NAN, NAN, kInf}, {}).weights, (std::vector<float>{0, 0}));
+  EXPECT_EQ(RouteAll(params, std::vector<float>(4, -kInf), {}).weights,
+            (std::vector<float>{1.5f, 1.5f}));
+}
+
+TEST(Router, EpsilonAndTheFactorGoWhereTheParametersSay) {  // checkpoints.md §5.3
+  RouterParams params{.experts = 3,
+                      .top_k = 2,
+                      .score = RouterScore::kIdentity,
+                      .epsilon = 0.5f,
+                      .routed_scaling_factor = 2};
+  EXPECT_EQ(RouteAll(params, {1, 2.5f, 0}, {}).weights, (std::vector<float>{1.25f, 0.5f}));
+  params.scale_on = ScaleOn::kOutput;
+  EXPECT_EQ(RouteAll(params, {1, 2.5f, 0}, {}).weights, (std::vector<float>{0.625f, 0.25f}));
+  params.renormalization = Renormalization::kNone;
+  EXPECT_EQ(RouteAll(params, {1, 2.5f, 0}, {}).weights, (std::vector<float>{2.5f, 1}));
+  params.scale_on = ScaleOn::kWeights;
+  EXPECT_EQ(RouteAll(params, {1, 2.5f, 0}, {}).weights, (std::vector<float>{5, 2}));
+}
+
+constexpr RouterParams kGroups{.experts = 8,
+                               .top_k = 3,
+                               .score = RouterScore::kIdentity,
+                               .renormalization = Renormalization::kNone,
+                               .groups = 4,
+                               .chosen_groups = 2};
+
+TEST(Router, OnlyTheBestGroupsTakePart) {  // checkpoints.md §5.3
+  // Group sums 9, 8, 7, 10.5: the largest single score is in a group that is not chosen.
+  const Routed r = RouteAll(kGroups, {5, 4, 8, 0, 3, 4, 5, 5.5f}, {});
+  EXPECT_EQ(r.ids, (std::vector<int32_t>{7, 0, 6}));
+  EXPECT_EQ(r.weights, (std::vector<float>{5.5f, 5, 5}));
+  // With a bias: the keys choose the groups, the scores are the weights.
+  const Routed biased = RouteAll(kGroups, {5, 4, 8, 0, 3, 4, 5, 5.5f}, {0, 0, 0, 0, 5, 0, -2, -2});
+  EXPECT_EQ(biased.ids, (std::vector<int32_t>{4, 0, 1}));
+  EXPECT_EQ(biased.weights, (std::vector<float>{3, 5, 4}));
+  // Equal groups: the lower ones.
+  EXPECT_EQ(RouteAll(kGroups, std::vector<float>(8, 1), {}).ids, (std::vector<int32_t>{0, 1, 2}));
+}
+
+TEST(Router, AMaskedGroupIsWorseThanAnyNegativeKey) {  // not 0: checkpoints.md §5.3
+  const Routed r = RouteAll(kGroups, std::vector<float>(8, 1), {-9, -9, -3, -9, -2, -8, -9, -9});
+  EXPECT_EQ(r.ids, (std::vector<int32_t>{4, 2, 5}));
+  // A group that needs its NaN for the sum is the worst, however good its other expert.
+  const Routed bad = RouteAll(kGroups, {1, 1, 9, NAN, 8, 1, 7, 1}, {});
+  EXPECT_EQ(bad.ids, (std::vector<int32_t>{4, 6, 5}));
+  const Routed all_bad = RouteAll(kGroups, std::vector<float>(8, NAN), {});
+  EXPECT_EQ(all_bad.ids, (std::vector<int32_t>{0, 1, 2}));
+  EXPECT_EQ(all_bad.weights, (std::vector<float>{0, 0, 0}));
+}
+
+// The definition, expert by expert, on random rows; also groups of one expert.
+TEST(Router, GroupsMatchTheirDefinitionOnRandomRows) {
+  for (const int64_t groups : {1, 2, 6, 12, 24}) {
+    const int64_t size = 24 / groups;
+    for (int64_t chosen = (4 + size - 1) / size; chosen <= groups; ++chosen) {
+      RouterParams params{.experts = 24, .top_k = 4, .score = RouterScore::kSigmoid};
+      params.groups = groups;
+      params.chosen_groups = chosen;
+      std::mt19937 random(static_cast<uint32_t>(groups * 100 + chosen));
+      std::normal_distribution<float> normal;
+      std::vector<float> logits(24 * 20), bias(24);
+      for (float& x : logits) x = normal(random);
+      for (float& x : bias) x = normal(random);
+      const Routed r = RouteAll(params, logits, bias);
+      for (size_t t = 0; t < 20; ++t) {
+        std::vector<std::pair<float, int64_t>> by_key, by_group;
+        for (int64_t g = 0; g < groups; ++g) {
+          std::vector<float> keys;
+          for (int64_t e = g * size; e < (g + 1) * size; ++e) {
+            const auto i = static_cast<size_t>(e);
+            keys.push_back(1 / (1 + std::exp(-logits[t * 24 + i])) + bias[i]);
+          }
+          std::sort(keys.rbegin(), keys.rend());
+          by_group.push_back({keys.size() > 1 ? -(keys[0] + keys[1]) : -keys[0], g});
+        }
+        std::sort(by_group.begin(), by_group.end());
+        for (int64_t c = 0; c < chosen; ++c) {
+          const int64_t g = by_group[static_cast<size_t>(c)].second;
+          for (int64_t e = g * size; e < (g + 1) * size; ++e) {
+            const auto i = static_cast<size_t>(e);
+            by_key.push_back({-(1 / (1 + std::exp(-logits[t * 24 + i])) + bias[i]), e});
+          }
+        }
+        std::sort(by_key.begin(), by_key.end());
+        for (size_t j = 0; j < 4; ++j) EXPECT_EQ(r.ids[t * 4 + j], by_key[j].second);
+      }
+    }
+  }
 }
 
 TEST(Router, HashLayersTakeIdsFromTheTableAndWeightsFromTheScores) {  // R116
