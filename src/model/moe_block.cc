@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "kernels/elementwise/elementwise.h"
 #include "kernels/linear/linear.h"
@@ -9,17 +10,13 @@
 namespace halfbyte {
 namespace {
 
-// The input scales of one stage over all experts; empty if any expert lacks one.
-struct InputScales {
-  std::vector<float> gate_up;
-  std::vector<float> down;
-};
-
+// Views of this rank's experts; of the others' nothing but scalar scales is read. The activation
+// scale is the same on all ranks (moe-layer.md §7).
 Result<std::vector<ExpertWeights>> LoadExperts(const WeightLoader& loader, int64_t layer,
-                                               InputScales& scales) {
+                                               const ExpertPlacement& placement,
+                                               ExpertInputScales& scales) {
   const ModelConfig& config = loader.config();
   std::vector<ExpertWeights> experts;
-  bool complete = true;
   for (int64_t e = 0; e < config.routed_experts; ++e) {
     HB_ASSIGN_OR_RETURN(const StoredWeight gate,
                         loader.Stored(ModuleKey::Layer(layer, Module::kExpertGate, e)));
@@ -27,15 +24,18 @@ Result<std::vector<ExpertWeights>> LoadExperts(const WeightLoader& loader, int64
                         loader.Stored(ModuleKey::Layer(layer, Module::kExpertUp, e)));
     HB_ASSIGN_OR_RETURN(const StoredWeight down,
                         loader.Stored(ModuleKey::Layer(layer, Module::kExpertDown, e)));
-    experts.push_back({gate.matrix, up.matrix, down.matrix});
-    if (!gate.input_scale || !up.input_scale || !down.input_scale) {
-      complete = false;
-      continue;
+    if (placement.ToLocal(static_cast<int32_t>(e))) {
+      experts.push_back({gate.matrix, up.matrix, down.matrix});
     }
+    for (const auto& [weight, part] :
+         {std::pair{&gate, "gate"}, std::pair{&up, "up"}, std::pair{&down, "down"}}) {
+      if (weight->input_scale || !scales.missing.empty()) continue;
+      scales.missing = fmt::format("expert {}, {}", e, part);
+    }
+    if (!gate.input_scale || !up.input_scale || !down.input_scale) continue;
     scales.gate_up.push_back(std::max(gate.input_scale->value(), up.input_scale->value()));
     scales.down.push_back(down.input_scale->value());
   }
-  if (!complete) scales = {};
   return experts;
 }
 
@@ -68,7 +68,8 @@ Result<MoeLayer> LoadShared(const WeightLoader& loader, int64_t layer, MoeParams
 }  // namespace
 
 Result<MoeBlock> MoeBlock::Load(const WeightLoader& loader, int64_t layer, Arithmetic arithmetic,
-                                Rounding rounding) {
+                                Rounding rounding, const ExpertPlacement& placement,
+                                const ActivationScalePolicy& activation_scales) {
   const ModelConfig& config = loader.config();
   const std::string name = "layer " + std::to_string(layer);
   MoeParams params{.hidden = config.hidden_size,
@@ -77,25 +78,26 @@ Result<MoeBlock> MoeBlock::Load(const WeightLoader& loader, int64_t layer, Arith
                    .round_activations = rounding == Rounding::kBf16};
   if (config.swiglu_limit) params.swiglu.limit = static_cast<float>(*config.swiglu_limit);
 
-  InputScales scales;
-  HB_ASSIGN_OR_RETURN(std::vector<ExpertWeights> experts, LoadExperts(loader, layer, scales));
-  if (arithmetic == Arithmetic::kW4a4 && !scales.gate_up.empty()) {
-    HB_ASSIGN_OR_RETURN(params.gate_up_input_scale,
-                        StaticActivationScale(scales.gate_up, name + " gate_up"));
-    HB_ASSIGN_OR_RETURN(params.down_input_scale,
-                        StaticActivationScale(scales.down, name + " down"));
+  ExpertInputScales scales;
+  HB_ASSIGN_OR_RETURN(std::vector<ExpertWeights> experts,
+                      LoadExperts(loader, layer, placement, scales));
+  if (arithmetic == Arithmetic::kW4a4) {
+    HB_ASSIGN_OR_RETURN(const StageScales chosen,
+                        activation_scales.Resolve(layer, Shape(config), scales));
+    params.gate_up_input_scale = chosen.gate_up;
+    params.down_input_scale = chosen.down;
   }
   HB_ASSIGN_OR_RETURN(MoeLayer shared, LoadShared(loader, layer, params, name));
-  HB_ASSIGN_OR_RETURN(
-      MoeLayer routed,
-      MoeLayer::Create(params, ExpertPlacement::Single(static_cast<int32_t>(config.routed_experts)),
-                       std::move(experts), name));
+  HB_ASSIGN_OR_RETURN(MoeLayer routed,
+                      MoeLayer::Create(params, placement, std::move(experts), name));
   MoeBlock block(std::move(routed), std::move(shared));
-  block.router_ = {.experts = config.routed_experts,
-                   .top_k = config.experts_per_token,
-                   .score = RouterScore::kSqrtSoftplus,
-                   .renormalize = config.norm_topk_prob,
-                   .routed_scaling_factor = static_cast<float>(config.routed_scaling_factor)};
+  block.input_scales_ = std::move(scales);
+  block.router_ = {
+      .experts = config.routed_experts,
+      .top_k = config.experts_per_token,
+      .score = RouterScore::kSqrtSoftplus,
+      .renormalization = config.norm_topk_prob ? Renormalization::kSum : Renormalization::kNone,
+      .routed_scaling_factor = static_cast<float>(config.routed_scaling_factor)};
   HB_ASSIGN_OR_RETURN(block.router_weight_,
                       loader.Matrix(ModuleKey::Layer(layer, Module::kRouter), config.routed_experts,
                                     config.hidden_size));
@@ -109,6 +111,13 @@ Result<MoeBlock> MoeBlock::Load(const WeightLoader& loader, int64_t layer, Arith
   return block;
 }
 
+MoeModelShape MoeBlock::Shape(const ModelConfig& config) {
+  return {.layers = config.layer_count(),
+          .experts = config.routed_experts,
+          .hidden = config.hidden_size,
+          .intermediate = config.expert_size};
+}
+
 MoeLimits MoeBlock::Limits(const ModelConfig& config, int64_t tokens) {
   return {.tokens = tokens,
           .top_k = config.experts_per_token,
@@ -117,8 +126,8 @@ MoeLimits MoeBlock::Limits(const ModelConfig& config, int64_t tokens) {
           .intermediate = std::max(config.expert_size, config.shared_size())};
 }
 
-void MoeBlock::Forward(const Step& step, MatrixView<const float> x, MutableRouting routing,
-                       MatrixView<float> out) {
+Status MoeBlock::Forward(const Step& step, MatrixView<const float> x, MutableRouting routing,
+                         MatrixView<float> out) {
   const Arena::Scope scope(*step.arena);
   const Context& context = *step.context;
   const MatrixView<float> logits = step.arena->Matrix(step.tokens, router_.experts);
@@ -131,9 +140,15 @@ void MoeBlock::Forward(const Step& step, MatrixView<const float> x, MutableRouti
     RouteByTable(context, router_, logits, table, step.token_ids, routing);
   }
   const MatrixView<float> shared = step.arena->Matrix(step.tokens, out.columns);
-  routed_.Run(context, x, routing, out, *step.moe_workspace, &counters_);
+  if (step.expert_exchange == nullptr) {
+    routed_.Run(context, x, routing, out, *step.moe_workspace, &counters_);
+  } else {
+    HB_RETURN_IF_ERROR(step.expert_exchange->Run(context, routed_, x, routing, out,
+                                                 *step.moe_workspace, &counters_));
+  }
   shared_.RunDense(context, x, shared, *step.moe_workspace, &counters_);
   AddRows(context, shared, step.rounding, out);
+  return {};
 }
 
 }  // namespace halfbyte

@@ -1,5 +1,6 @@
 // The feed-forward half of one layer (deepseek-v4.md §2.8, §2.9): router, routed experts, shared
-// expert. out = round(routed + shared).
+// expert. out = round(routed + shared). With several ranks the routed experts are spread over them
+// (moe/expert_exchange.h); every rank does the rest for all tokens, so all come to the same bits.
 #pragma once
 
 #include <optional>
@@ -8,6 +9,7 @@
 #include "base/result.h"
 #include "model/step.h"
 #include "model/weight_loader.h"
+#include "moe/activation_scales.h"
 #include "moe/moe_layer.h"
 #include "moe/router.h"
 
@@ -15,17 +17,24 @@ namespace halfbyte {
 
 class MoeBlock {
  public:
+  // Loads the routed experts that the placement gives to this rank, and all else.
   static Result<MoeBlock> Load(const WeightLoader& loader, int64_t layer, Arithmetic arithmetic,
-                               Rounding rounding);
+                               Rounding rounding, const ExpertPlacement& placement,
+                               const ActivationScalePolicy& activation_scales);
 
   // What a workspace for this model's layers must take.
   static MoeLimits Limits(const ModelConfig& config, int64_t tokens);
+  static MoeModelShape Shape(const ModelConfig& config);
 
-  // x: normed hidden [tokens, D]. Writes out [tokens, D] and the choices made.
-  void Forward(const Step& step, MatrixView<const float> x, MutableRouting routing,
-               MatrixView<float> out);
+  // x: normed hidden [tokens, D]. Writes out [tokens, D] and the choices made. Error: another rank
+  // failed.
+  Status Forward(const Step& step, MatrixView<const float> x, MutableRouting routing,
+                 MatrixView<float> out);
 
   const MoeCounters& counters() const { return counters_; }  // since loading; kW4a4 only
+  // For measurements: the routed experts, and the input scales that the checkpoint has for them.
+  MoeLayer& routed() { return routed_; }
+  const ExpertInputScales& input_scales() const { return input_scales_; }
 
  private:
   MoeBlock(MoeLayer routed, MoeLayer shared)
@@ -37,6 +46,7 @@ class MoeBlock {
   std::vector<int32_t> table_;  // [vocab, K], hash routing
   MoeLayer routed_;
   MoeLayer shared_;
+  ExpertInputScales input_scales_;
   MoeCounters counters_;
 };
 

@@ -11,6 +11,7 @@
 #include "kernels/rope/rope.h"
 #include "kernels/token_span.h"
 #include "model/kv_cache.h"
+#include "moe/expert_exchange.h"
 #include "moe/moe_workspace.h"
 #include "numerics/rounding.h"
 
@@ -30,6 +31,7 @@ struct Step {
   const KvCache* cache = nullptr;
   Arena* arena = nullptr;
   MoeWorkspace* moe_workspace = nullptr;
+  ExpertExchange* expert_exchange = nullptr;  // null: this rank has all experts
   Rounding rounding = Rounding::kNone;
   int64_t reference_tokens = 0;  // TransformerOptions
 

@@ -41,6 +41,19 @@ Result<std::unique_ptr<Transformer>> Transformer::Load(const std::filesystem::pa
   return model;
 }
 
+Result<ExpertPlacement> Transformer::PlaceExperts() const {
+  const auto experts = static_cast<int32_t>(config().routed_experts);
+  if (options_.communicator == nullptr) return ExpertPlacement::Single(experts);
+  const int32_t ranks = options_.communicator->size();
+  const int32_t rank = options_.communicator->rank();
+  const std::vector<int32_t>& owners = options_.expert_owners;
+  if (owners.empty()) return ExpertPlacement::Balanced(experts, ranks, rank);
+  if (std::ssize(owners) != experts) {
+    return MakeError("a placement of {} experts for a model with {}", owners.size(), experts);
+  }
+  return ExpertPlacement::Table(owners, ranks, rank);
+}
+
 Status Transformer::LoadWeights() {
   const WeightLoader loader(checkpoint_);
   const ModelConfig& c = config();
@@ -59,6 +72,7 @@ Status Transformer::LoadWeights() {
                                     global(Module::kHcHeadScale), n, /*scales=*/1));
   window_frequencies_ = FrequenciesOf(c, AttentionKind::kWindow);
   compressed_frequencies_ = FrequenciesOf(c, AttentionKind::kC4);
+  HB_ASSIGN_OR_RETURN(const ExpertPlacement placement, PlaceExperts());
   for (int64_t l = 0; l < c.layer_count(); ++l) {
     const auto key = [l](Module module) { return ModuleKey::Layer(l, module); };
     HB_ASSIGN_OR_RETURN(auto attention_norm,
@@ -72,11 +86,15 @@ Status Transformer::LoadWeights() {
                                          loader, key(Module::kHcFfnFn), key(Module::kHcFfnBase),
                                          key(Module::kHcFfnScale), (2 + n) * n, /*scales=*/3));
     HB_ASSIGN_OR_RETURN(auto attention, AttentionBlock::Load(loader, l));
-    HB_ASSIGN_OR_RETURN(auto moe, MoeBlock::Load(loader, l, options_.arithmetic, rounding_));
+    HB_ASSIGN_OR_RETURN(auto moe,
+                        MoeBlock::Load(loader, l, options_.arithmetic, rounding_, placement,
+                                       options_.activation_scales));
     layers_.push_back({std::move(attention_norm), std::move(ffn_norm), std::move(attention_hc),
                        std::move(ffn_hc), std::move(attention), std::move(moe)});
   }
-  moe_workspace_.emplace(MoeBlock::Limits(c, options_.batch_tokens));
+  const MoeLimits limits = MoeBlock::Limits(c, options_.batch_tokens);
+  moe_workspace_.emplace(limits);
+  if (placement.ranks() > 1) expert_exchange_.emplace(*options_.communicator, limits);
   return {};
 }
 
@@ -116,6 +134,7 @@ Step Transformer::MakeStep(const KvCache& cache, std::span<const BatchItem> batc
             .cache = &cache,
             .arena = &arena_,
             .moe_workspace = &*moe_workspace_,
+            .expert_exchange = expert_exchange_ ? &*expert_exchange_ : nullptr,
             .rounding = rounding_,
             .reference_tokens = options_.reference_tokens};
   std::vector<int64_t> positions;
@@ -144,14 +163,16 @@ Result<MatrixView<const float>> Transformer::Forward(KvCache& cache,
   const int64_t n = config().hc_streams;
   const MatrixView<float> streams = arena_.Matrix(step.tokens, n * config().hidden_size);
   EmbedTokens(context_, embedding_, step.token_ids, n, rounding_, streams);
-  for (int64_t l = 0; l < config().layer_count(); ++l) RunLayer(step, l, streams, probe);
+  for (int64_t l = 0; l < config().layer_count(); ++l) {
+    HB_RETURN_IF_ERROR(RunLayer(step, l, streams, probe));
+  }
   const MatrixView<const float> logits = Logits(step, batch, streams);
   for (const BatchItem& item : batch) cache.Advance(*item.sequence, std::ssize(item.tokens));
   return logits;
 }
 
-void Transformer::RunLayer(const Step& step, int64_t index, MatrixView<float> streams,
-                           LayerProbe* probe) {
+Status Transformer::RunLayer(const Step& step, int64_t index, MatrixView<float> streams,
+                             LayerProbe* probe) {
   const Arena::Scope scope(arena_);
   Layer& layer = layers_[static_cast<size_t>(index)];
   const int64_t tokens = step.tokens;
@@ -174,10 +195,11 @@ void Transformer::RunLayer(const Step& step, int64_t index, MatrixView<float> st
 
   HcPre(context_, layer.ffn_hc.view(), streams, rounding_, mix, x, post, comb);
   RmsNorm(context_, x, layer.ffn_norm.data(), eps, rounding_, x);
-  layer.moe.Forward(step, x, routing, mixed);
+  HB_RETURN_IF_ERROR(layer.moe.Forward(step, x, routing, mixed));
   HcPost(context_, mixed, post, comb, rounding_, streams);
 
   if (probe != nullptr) probe->OnLayer(index, attended, mixed, routing, streams);
+  return {};
 }
 
 MatrixView<const float> Transformer::Logits(const Step& step, std::span<const BatchItem> batch,

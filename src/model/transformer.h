@@ -17,6 +17,7 @@
 
 #include "base/result.h"
 #include "checkpoint/model_checkpoint.h"
+#include "comm/communicator.h"
 #include "device/arena.h"
 #include "device/context.h"
 #include "model/attention_block.h"
@@ -25,16 +26,27 @@
 #include "model/math_mode.h"
 #include "model/moe_block.h"
 #include "model/step.h"
+#include "moe/activation_scales.h"
+#include "moe/expert_exchange.h"
+#include "moe/expert_placement.h"
 
 namespace halfbyte {
 
 struct TransformerOptions {
   MathMode math = MathMode::kDefault;
   Arithmetic arithmetic = Arithmetic::kW4a16;
-  int64_t batch_tokens = 512;  // most tokens of one Forward
+  ActivationScalePolicy activation_scales;  // kW4a4 only
+  int64_t batch_tokens = 512;               // most tokens of one Forward
   // Not 0: the length of a whole prompt whose logits will be compared with PyTorch's; equal indexer
   // scores are then chosen as PyTorch chooses them (kernels/indexer).
   int64_t reference_tokens = 0;
+
+  // Experts over ranks (docs/ranks.md). With a communicator of several ranks, each loads its own
+  // experts only, all call Load and Forward alike, and all get the same logits, to the bit those of
+  // one rank. Must outlive the model. Null: this process has all experts.
+  Communicator* communicator = nullptr;
+  // The rank of every expert, the same in all layers; empty: contiguous ranges of equal size.
+  std::vector<int32_t> expert_owners;
 };
 
 // Sees intermediate results of every layer; used by tests against reference implementations.
@@ -63,7 +75,7 @@ class Transformer {
   // Appends each item's tokens to its sequence. Returns logits [rows, vocab] in fp32, valid until
   // the next call: one row for each token that was asked for, in batch order. Errors (nothing is
   // appended then): no tokens, too many, an id outside the vocabulary, a position beyond the
-  // model's context, no room in the cache.
+  // model's context, no room in the cache, another rank failed (the model is of no use then).
   Result<MatrixView<const float>> Forward(KvCache& cache, std::span<const BatchItem> batch,
                                           LayerProbe* probe = nullptr);
 
@@ -71,6 +83,7 @@ class Transformer {
   const MoeCounters& moe_counters(int64_t layer) const {
     return layers_[static_cast<size_t>(layer)].moe.counters();
   }
+  MoeBlock& moe(int64_t layer) { return layers_[static_cast<size_t>(layer)].moe; }
   int64_t workspace_bytes() const { return arena_.capacity_bytes(); }
 
  private:
@@ -85,10 +98,11 @@ class Transformer {
 
   Transformer(ModelCheckpoint checkpoint, const TransformerOptions& options,
               const Context& context);
+  Result<ExpertPlacement> PlaceExperts() const;
   Status LoadWeights();
   Status CheckBatch(std::span<const BatchItem> batch) const;
   Step MakeStep(const KvCache& cache, std::span<const BatchItem> batch);
-  void RunLayer(const Step& step, int64_t index, MatrixView<float> streams, LayerProbe* probe);
+  Status RunLayer(const Step& step, int64_t index, MatrixView<float> streams, LayerProbe* probe);
   MatrixView<const float> Logits(const Step& step, std::span<const BatchItem> batch,
                                  MatrixView<const float> streams);
 
@@ -105,6 +119,7 @@ class Transformer {
   std::vector<double> compressed_frequencies_;
   Arena arena_;
   std::optional<MoeWorkspace> moe_workspace_;
+  std::optional<ExpertExchange> expert_exchange_;  // with several ranks
 };
 
 }  // namespace halfbyte

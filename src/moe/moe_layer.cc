@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "kernels/linear/linear.h"
 #include "kernels/quantize_nvfp4/quantize_nvfp4.h"
+#include "moe/combine_slots.h"
 #include "tensor/scale_layout.h"
 
 namespace halfbyte {
@@ -81,7 +82,8 @@ void FakeQuantize(const Context& context, MatrixView<const float> x,
 }
 
 Status CheckWeight(const WeightMatrix& w, int64_t rows, int64_t columns, Arithmetic arithmetic,
-                   std::string_view name, size_t expert, std::string_view part) {
+                   std::string_view name, GlobalExpert global, std::string_view part) {
+  const int32_t expert = Index(global);
   if (w.rows != rows || w.columns != columns) {
     return MakeError("{}, expert {}, {}: shape [{}, {}] where the configuration wants [{}, {}]",
                      name, expert, part, w.rows, w.columns, rows, columns);
@@ -133,6 +135,10 @@ Result<GlobalScale> StaticActivationScale(std::span<const float> input_scales,
       return MakeError("{}: input scale {} of expert {} is not finite and positive", name,
                        input_scales[e], e);
     }
+    if (input_scales[e] > kLargestInputScale) {
+      return MakeError("{}: input scale {} of expert {} is no amax / 2688; is it the reciprocal?",
+                       name, input_scales[e], e);
+    }
     largest = std::max(largest, input_scales[e]);
   }
   const GlobalScale scale(std::ldexp(largest, headroom));
@@ -155,7 +161,9 @@ Result<MoeLayer> MoeLayer::Create(const MoeParams& params, ExpertPlacement place
   for (size_t e = 0; e < experts.size(); ++e) {
     const auto check = [&](const WeightMatrix& w, int64_t rows, int64_t columns,
                            std::string_view part) {
-      return CheckWeight(w, rows, columns, params.arithmetic, name, e, part);
+      const LocalExpert local{static_cast<int32_t>(e)};
+      return CheckWeight(w, rows, columns, params.arithmetic, name, placement.ToGlobal(local),
+                         part);
     };
     HB_RETURN_IF_ERROR(check(experts[e].gate, params.intermediate, params.hidden, "gate"));
     HB_RETURN_IF_ERROR(check(experts[e].up, params.intermediate, params.hidden, "up"));
@@ -170,21 +178,28 @@ int64_t MoeLayer::weight_bytes() const {
   return sum;
 }
 
-void MoeLayer::Run(const Context& context, MatrixView<const float> hidden, const Routing& routing,
-                   MatrixView<float> out, MoeWorkspace& workspace, MoeCounters* counters) const {
+void MoeLayer::CheckCall(MatrixView<const float> hidden, const Routing& routing,
+                         const MoeWorkspace& workspace) const {
   const MoeLimits& limits = workspace.limits;
-  HB_CHECK(hidden.columns == params_.hidden && out.columns == params_.hidden &&
-               out.rows == hidden.rows && routing.tokens() == hidden.rows &&
+  HB_CHECK(hidden.columns == params_.hidden && routing.tokens() == hidden.rows &&
                routing.topk_weights.rows == hidden.rows &&
                routing.topk_weights.columns == routing.top_k(),
-           "hidden [{}, {}], out [{}, {}], routing [{}, {}] for hidden size {}", hidden.rows,
-           hidden.columns, out.rows, out.columns, routing.tokens(), routing.top_k(),
-           params_.hidden);
+           "hidden [{}, {}], routing [{}, {}] for hidden size {}", hidden.rows, hidden.columns,
+           routing.tokens(), routing.top_k(), params_.hidden);
   HB_CHECK(limits.tokens >= 1 && routing.top_k() <= limits.top_k &&
                placement_.local_experts() <= limits.experts && params_.hidden <= limits.hidden &&
                params_.intermediate <= limits.intermediate,
            "workspace for top_k {}, {} experts, [{}, {}]", limits.top_k, limits.experts,
            limits.hidden, limits.intermediate);
+}
+
+void MoeLayer::Run(const Context& context, MatrixView<const float> hidden, const Routing& routing,
+                   MatrixView<float> out, MoeWorkspace& workspace, MoeCounters* counters) const {
+  CheckCall(hidden, routing, workspace);
+  HB_CHECK(out.rows == hidden.rows && out.columns == params_.hidden,
+           "out [{}, {}] for {} tokens of hidden size {}", out.rows, out.columns, hidden.rows,
+           params_.hidden);
+  const MoeLimits& limits = workspace.limits;
   for (int64_t t = 0; t < hidden.rows; t += limits.tokens) {
     const int64_t count = std::min(limits.tokens, hidden.rows - t);
     RunBlock({context, hidden.Rows(t, count), routing.Rows(t, count), out.Rows(t, count), workspace,
@@ -205,14 +220,44 @@ void MoeLayer::RunDense(const Context& context, MatrixView<const float> hidden,
   }
 }
 
+int64_t MoeLayer::RunSlots(const Context& context, MatrixView<const float> hidden,
+                           const Routing& routing, MatrixView<float> values,
+                           MoeWorkspace& workspace, MoeCounters* counters) const {
+  CheckCall(hidden, routing, workspace);
+  HB_CHECK(hidden.rows <= workspace.limits.tokens && values.columns == params_.hidden,
+           "{} tokens of at most {}, values of width {} for hidden size {}", hidden.rows,
+           workspace.limits.tokens, values.columns, params_.hidden);
+  ComputeSlots({context, hidden, routing, /*out=*/{}, workspace, counters});
+  const DispatchPlan& plan = workspace.plan;
+  int64_t local = 0;
+  for (int64_t slot = 0; slot < plan.slots(); ++slot) {
+    const int64_t row = plan.padded_row_of_slot(slot);
+    if (row == DispatchPlan::kNone) continue;
+    HB_CHECK(local < values.rows, "more local slots than the {} rows for them", values.rows);
+    std::copy_n(workspace.rows.get() + row * params_.hidden, params_.hidden, values.row(local++));
+  }
+  return local;
+}
+
 void MoeLayer::RunBlock(const Block& block) const {
+  ComputeSlots(block);
+  Combine(block);
+}
+
+void MoeLayer::ComputeSlots(const Block& block) const {
   const Status planned = block.workspace.plan.Build(placement_, block.routing.topk_ids);
   HB_CHECK(planned.has_value(), "{}", planned.error().message);
+  const DispatchPlan& plan = block.workspace.plan;
+  if (observer_ != nullptr) observer_->OnGateUpInput({block.hidden, block.routing, plan});
   Gather(block);
   GateUp(block);
+  if (observer_ != nullptr) {
+    const MatrixView<const float> h{block.workspace.gate.get(), plan.offsets().padded_rows(),
+                                    params_.intermediate};
+    observer_->OnDownInput({h, block.routing, plan});
+  }
   if (params_.arithmetic == Arithmetic::kW4a4) RequantizeH(block);
   Down(block);
-  Combine(block);
 }
 
 // rows = each slot's hidden row, for kW4a4 decoded from its codes; row_scales = its global scale.
@@ -302,27 +347,15 @@ void MoeLayer::Down(const Block& block) const {
   });
 }
 
-// out[t] = sum of the token's slot values, j ascending.
 void MoeLayer::Combine(const Block& block) const {
   const MoeWorkspace& ws = block.workspace;
-  const int64_t width = params_.hidden;
-  const int64_t top_k = block.routing.top_k();
-  const bool weigh = params_.placement == RoutingWeightPlacement::kAfterDown;
-  block.context.pool().ParallelFor(
-      block.out.rows, std::max<int64_t>(1, kMinPiece / std::max<int64_t>(1, width * top_k)),
-      [&](int64_t begin, int64_t end) {
-        for (int64_t t = begin; t < end; ++t) {
-          float* out = block.out.row(t);
-          std::fill_n(out, width, 0.0f);
-          for (int64_t j = 0; j < top_k; ++j) {
-            const int64_t row = ws.plan.padded_row_of_slot(t * top_k + j);
-            if (row == DispatchPlan::kNone) continue;
-            const float weight = weigh ? block.routing.topk_weights.row(t)[j] : 1.0f;
-            const float* value = ws.rows.get() + row * width;
-            for (int64_t n = 0; n < width; ++n) out[n] = std::fma(weight, value[n], out[n]);
-          }
-        }
-      });
+  CombineSlots(
+      block.context, block.routing, params_,
+      [&](int64_t slot) -> const float* {
+        const int64_t row = ws.plan.padded_row_of_slot(slot);
+        return row == DispatchPlan::kNone ? nullptr : ws.rows.get() + row * params_.hidden;
+      },
+      block.out);
 }
 
 }  // namespace halfbyte

@@ -29,6 +29,7 @@
 #include "device/context.h"
 #include "kernels/swiglu/swiglu.h"
 #include "moe/expert_placement.h"
+#include "moe/moe_observer.h"
 #include "moe/moe_workspace.h"
 #include "moe/router.h"
 #include "numerics/global_scale.h"
@@ -63,12 +64,17 @@ struct MoeParams {
   // (StaticActivationScale); without one, each row's own amax / 2688.
   std::optional<GlobalScale> gate_up_input_scale;
   std::optional<GlobalScale> down_input_scale;
+  // Multiplies the sum of a token's slot values, fp32 (ScaleOn::kOutput of the router).
+  float output_scale = 1;
 };
 
 // The static scale of one stage: the largest of all experts' input_scale, times 2^headroom
-// (moe-layer.md §7). Error: an empty list, a scale that is not finite and positive, headroom
-// outside 0..6. `name` says whose scales they are.
+// (moe-layer.md §7). Error: an empty list, a scale that is not finite and positive or above
+// kLargestInputScale, headroom outside 0..6. `name` says whose scales they are.
 inline constexpr int kDefaultHeadroom = 5;
+// An input scale is amax / 2688, far below 1. What is above this is no such thing: probably its
+// reciprocal, the divisor of another convention (R80).
+inline constexpr float kLargestInputScale = 8;
 Result<GlobalScale> StaticActivationScale(std::span<const float> input_scales,
                                           std::string_view name, int headroom = kDefaultHeadroom);
 
@@ -92,9 +98,19 @@ class MoeLayer {
   void Run(const Context& context, MatrixView<const float> hidden, const Routing& routing,
            MatrixView<float> out, MoeWorkspace& workspace, MoeCounters* counters = nullptr) const;
 
+  // The slot values alone, for an exchange between ranks (expert_exchange.h): row i of `values`
+  // [at least as many, hidden] is the i-th slot with a local expert, in slot order. Returns their
+  // number. Not more tokens than the workspace takes.
+  int64_t RunSlots(const Context& context, MatrixView<const float> hidden, const Routing& routing,
+                   MatrixView<float> values, MoeWorkspace& workspace,
+                   MoeCounters* counters = nullptr) const;
+
   // Every token through expert 0 with weight 1: the shared expert, by the same rules (R69).
   void RunDense(const Context& context, MatrixView<const float> hidden, MatrixView<float> out,
                 MoeWorkspace& workspace, MoeCounters* counters = nullptr) const;
+
+  // Shows every later Run's activations to the observer, until null is set. It must outlive them.
+  void set_observer(MoeObserver* observer) { observer_ = observer; }
 
   const MoeParams& params() const { return params_; }
   const ExpertPlacement& placement() const { return placement_; }
@@ -115,7 +131,10 @@ class MoeLayer {
   MoeLayer(const MoeParams& params, ExpertPlacement placement, std::vector<ExpertWeights> experts)
       : params_(params), placement_(std::move(placement)), experts_(std::move(experts)) {}
 
+  void CheckCall(MatrixView<const float> hidden, const Routing& routing,
+                 const MoeWorkspace& workspace) const;
   void RunBlock(const Block& block) const;
+  void ComputeSlots(const Block& block) const;  // all steps but the last
   void Gather(const Block& block) const;
   void GateUp(const Block& block) const;
   void RequantizeH(const Block& block) const;
@@ -125,6 +144,7 @@ class MoeLayer {
   MoeParams params_;
   ExpertPlacement placement_;
   std::vector<ExpertWeights> experts_;
+  MoeObserver* observer_ = nullptr;
 };
 
 }  // namespace halfbyte

@@ -254,6 +254,7 @@ std::vector<float> ReferencePipeline(const TestLayer& layer, const MoeParams& pa
                    : std::fma(weight, value[n], sum[n]);
     }
   }
+  for (float& value : out) value *= params.output_scale;
   return out;
 }
 
