@@ -1,0 +1,169 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+#include <vector>
+
+#include "measure/machine_limits.h"
+#include "measure/moe_bench.h"
+#include "measure/peak_loops.h"
+#include "measure/rotating_routing.h"
+#include "measure/synthetic_experts.h"
+#include "moe/router.h"
+
+namespace halfbyte {
+namespace {
+
+constexpr MoeShape kSmall = {.hidden = 64, .intermediate = 32, .experts = 8, .top_k = 3};
+
+TEST(MoeShape, KnowsModelsAndTakesNumbers) {
+  const MoeShape flash = *ParseMoeShape("v4-flash");
+  EXPECT_EQ(flash.hidden, 4096);
+  EXPECT_EQ(flash.expert_bytes(), 14'155'776);  // 3 x 4096 x 2048 x 4.5 bit
+  EXPECT_EQ(flash.slot_flops(), 50'331'648);
+  EXPECT_EQ(ParseMoeShape("v4-pro")->experts, 384);
+  const MoeShape shape = *ParseMoeShape("64,32,8,3");
+  EXPECT_EQ(shape.hidden, 64);
+  EXPECT_EQ(shape.intermediate, 32);
+  EXPECT_EQ(shape.experts, 8);
+  EXPECT_EQ(shape.top_k, 3);
+}
+
+TEST(MoeShape, RefusesWhatNoLayerHasAndSaysWhy) {
+  for (const auto& [text, why] :
+       std::vector<std::pair<std::string, std::string>>{{"", "neither"},
+                                                        {"v4", "neither"},
+                                                        {"64,32,8", "neither"},
+                                                        {"64,32,8,3,", "neither"},
+                                                        {"64,32,8,3,1", "neither"},
+                                                        {"64, 32,8,3", "neither"},
+                                                        {"64,32,8,99999999999999999999", "neither"},
+                                                        {"60,32,8,3", "hidden size 60"},
+                                                        {"64,-32,8,3", "intermediate size -32"},
+                                                        {"64,32,0,3", "0 experts"},
+                                                        {"64,32,8,9", "top_k 9"},
+                                                        {"64,32,8,0", "top_k 0"}}) {
+    const auto shape = ParseMoeShape(text);
+    ASSERT_FALSE(shape) << text;
+    EXPECT_NE(shape.error().message.find(why), std::string::npos) << shape.error().message;
+  }
+}
+
+TEST(RotatingRouting, EveryTokenGetsTheExpertsThatRestedLongest) {
+  RotatingRouting routing(kSmall);
+  ThreadPool pool(1);
+  std::vector<int32_t> seen;
+  for (int step = 0; step < 16; ++step) {
+    std::vector<float> logits(static_cast<size_t>(2 * kSmall.experts));
+    std::vector<int32_t> ids(static_cast<size_t>(2 * kSmall.top_k));
+    std::vector<float> weights(ids.size());
+    const MatrixView<float> view{logits.data(), 2, kSmall.experts};
+    routing.TakeLogits(view);
+    Route(Context(pool), {.experts = kSmall.experts, .top_k = kSmall.top_k}, view, {},
+          {{ids.data(), 2, kSmall.top_k}, {weights.data(), 2, kSmall.top_k}});
+    seen.insert(seen.end(), ids.begin(), ids.end());
+  }
+  // Any `experts` slots in a row touch every expert once.
+  for (size_t i = 0; i + 8 <= seen.size(); ++i) {
+    EXPECT_EQ(std::set<int32_t>(seen.begin() + static_cast<int64_t>(i),
+                                seen.begin() + static_cast<int64_t>(i) + 8)
+                  .size(),
+              8u);
+  }
+}
+
+TEST(SyntheticExperts, AreQuantizedWeightsInMemoryOfTheirOwn) {
+  ThreadPool pool(2);
+  const auto experts = SyntheticExperts::Make(Context(pool), kSmall);
+  ASSERT_TRUE(experts) << experts.error().message;
+  ASSERT_EQ(std::ssize(experts->weights()), kSmall.experts);
+  std::set<const std::byte*> places;
+  std::vector<float> first(64), other(64);
+  for (int32_t e = 0; e < kSmall.experts; ++e) {
+    const ExpertWeights& weights = experts->weights()[static_cast<size_t>(e)];
+    const MemorySpan memory = experts->memory(e);
+    EXPECT_EQ(weights.gate.bytes() + weights.up.bytes() + weights.down.bytes(), std::ssize(memory));
+    EXPECT_EQ(weights.gate.data, memory.data());
+    EXPECT_EQ(weights.down.scales + weights.down.bytes() - weights.down.rows * 16,
+              memory.data() + memory.size());
+    places.insert(memory.data());
+    // Values of a normal distribution of deviation 1/8.
+    DequantizeRow(weights.gate, 0, other.data());
+    double sum = 0;
+    for (const float x : other) sum += double{x} * double{x};
+    EXPECT_NEAR(sum / 64, 1.0 / 64, 0.5 / 64);
+    if (e == 0) first = other;
+  }
+  EXPECT_EQ(std::ssize(places), kSmall.experts);
+  EXPECT_NE(first, other);
+}
+
+TEST(PeakLoops, RunWithWhatTheMachineHas) {
+  ThreadPool pool(2);
+  for (const PeakLoop& loop : {Fp32PeakLoop(), Int8PeakLoop(), Bf16PeakLoop()}) {
+    EXPECT_GT(MeasurePeak(Context(pool), loop), 1e8) << loop.instruction;
+  }
+}
+
+MoeBenchOptions SmallBench() {
+  return {.shape = kSmall,
+          .tokens = {1, 4},
+          .arithmetic = {Arithmetic::kW4a16, Arithmetic::kRef},
+          .seconds_per_row = 0.01};
+}
+
+TEST(MoeBench, CountsTheBytesAndOperationsOfItsRouting) {
+  ThreadPool pool(2);
+  const auto report = BenchMoe(Context(pool), SmallBench());
+  ASSERT_TRUE(report) << report.error().message;
+  ASSERT_EQ(report->rows.size(), 4u);
+  const int64_t expert_bytes = 3 * 64 * 32 / 2 + 3 * 64 * 32 / 16;
+  for (const MoeBenchRow& row : report->rows) {
+    EXPECT_EQ(row.weight_bytes, (row.tokens == 1 ? 3 : 8) * expert_bytes);
+    EXPECT_EQ(row.flops, row.tokens * 3 * 2 * 3 * 64 * 32);
+    EXPECT_GE(row.steps, 3);
+    EXPECT_GT(row.layer_us, 0);
+    EXPECT_GT(row.read_share, 0);
+  }
+  EXPECT_EQ(report->rows[0].arithmetic, Arithmetic::kW4a16);
+  EXPECT_EQ(report->rows[3].arithmetic, Arithmetic::kRef);
+}
+
+TEST(MoeBench, JsonHoldsWhatOthersReadFromIt) {
+  MoeBenchReport report{.shape = kSmall, .threads = 2};
+  report.read_bytes_per_second = 50e9;
+  report.int8_ops = 900e9;
+  report.bf16_flops = 450e9;
+  report.rows.push_back({.tokens = 1,
+                         .arithmetic = Arithmetic::kW4a4,
+                         .layer_us = 1000,
+                         .weight_bytes = 20'000'000,
+                         .flops = 90'000'000});
+  const Json json = MoeBenchJson(report);
+  EXPECT_EQ(json["limits"]["read_gb_per_s"], 50);
+  EXPECT_EQ(json["limits"]["int8_gops"], 900);
+  EXPECT_EQ(json["limits"]["bf16_gflops"], 450);
+  const Json& row = json["rows"][0];
+  EXPECT_EQ(row["tokens"], 1);
+  EXPECT_EQ(row["arithmetic"], "w4a4");
+  EXPECT_EQ(row["layer_us"], 1000);
+  EXPECT_EQ(row["weight_bytes"], 20'000'000);
+  EXPECT_EQ(row["flops"], 90'000'000);
+  EXPECT_EQ(row["gb_per_s"], 20);
+  EXPECT_EQ(row["gflops"], 90);
+}
+
+TEST(MoeBench, RefusesWhatDoesNotFitAndNamesTheNumbers) {
+  MoeBenchOptions options = SmallBench();
+  const int64_t needed = MoeBenchBytes(options);
+  EXPECT_TRUE(CheckMoeBench(options, needed));
+  const Status status = CheckMoeBench(options, needed - 1);
+  ASSERT_FALSE(status);
+  EXPECT_NE(status.error().message.find("8 experts of 3.46 kB and 4 tokens"), std::string::npos)
+      << status.error().message;
+  options.tokens = {1, 0};
+  EXPECT_NE(CheckMoeBench(options, needed).error().message.find("--tokens 0"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace halfbyte

@@ -1,0 +1,76 @@
+// Speed of one MoE layer's routed experts on this machine, beside the limits of the machine at the
+// same time. Every step routes to the experts that have rested longest (rotating_routing.h), so
+// weights come from memory as they do in a model of many layers, and is followed by a pass that
+// only reads as many bytes of the same memory.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/json.h"
+#include "base/result.h"
+#include "device/context.h"
+#include "measure/moe_shape.h"
+#include "moe/moe_layer.h"
+
+namespace halfbyte {
+
+struct MoeBenchOptions {
+  MoeShape shape;
+  std::vector<int64_t> tokens;         // a row of the report for each ...
+  std::vector<Arithmetic> arithmetic;  // ... and each of these
+  double seconds_per_row = 2;          // of measuring; at least three steps are measured
+};
+
+// Medians over steps, in microseconds where the name says so.
+struct MoeBenchRow {
+  int64_t tokens = 0;
+  Arithmetic arithmetic = Arithmetic::kW4a16;
+  int64_t steps = 0;
+  double route_us = 0;  // from logits to experts and weights
+  double layer_us = 0;  // from hidden rows and routing to the sum over experts
+  // Parts of the layer, measured in steps of their own.
+  double plan_us = 0;
+  double gate_up_us = 0;             // with gathering the rows and the activation function
+  double down_us = 0;                // with requantizing h and combining
+  int64_t weight_bytes = 0;          // of the experts that a step touches, as stored
+  int64_t flops = 0;                 // of a step; a multiply-add is two
+  double read_bytes_per_second = 0;  // of the passes between the row's steps
+  double read_share = 0;  // median of (bytes per second of a step / of the pass after it)
+};
+
+struct MoeBenchReport {
+  MoeShape shape;
+  int threads = 0;
+  std::string cpu;
+  std::string instruction_set;
+  int64_t memory_bytes = 0;  // MoeBenchBytes
+  // Medians over the whole run.
+  double read_bytes_per_second = 0;
+  double int8_ops = 0;
+  double bf16_flops = 0;
+  double fp32_flops = 0;
+  std::string int8_instruction;  // fp32's where the machine has nothing better
+  std::string bf16_instruction;
+  std::vector<MoeBenchRow> rows;
+};
+
+// Memory that BenchMoe takes: weights, workspace, activations.
+int64_t MoeBenchBytes(const MoeBenchOptions& options);
+
+// Errors: no tokens, no arithmetic, a number of tokens outside 1..kMaxBenchTokens; more memory
+// needed than `available_bytes`.
+inline constexpr int64_t kMaxBenchTokens = 65536;
+Status CheckMoeBench(const MoeBenchOptions& options, int64_t available_bytes);
+
+// Checks with the machine's available memory, then measures.
+Result<MoeBenchReport> BenchMoe(const Context& context, const MoeBenchOptions& options);
+
+// {limits: {read_gb_per_s, int8_gops, bf16_gflops, ...}, rows: [{tokens, arithmetic, layer_us,
+// weight_bytes, flops, ...}], ...}: docs/bench.md. And the same as a table.
+Json MoeBenchJson(const MoeBenchReport& report);
+std::string MoeBenchText(const MoeBenchReport& report);
+
+}  // namespace halfbyte

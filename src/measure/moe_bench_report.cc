@@ -1,0 +1,80 @@
+#include "base/progress.h"
+#include "measure/moe_bench.h"
+
+namespace halfbyte {
+namespace {
+
+double Giga(double value) { return value / 1e9; }
+
+// Of a row's layer.
+double BytesPerSecond(const MoeBenchRow& row) {
+  return static_cast<double>(row.weight_bytes) / (row.layer_us * 1e-6);
+}
+double Flops(const MoeBenchRow& row) {
+  return static_cast<double>(row.flops) / (row.layer_us * 1e-6);
+}
+
+}  // namespace
+
+Json MoeBenchJson(const MoeBenchReport& report) {
+  Json rows = Json::array();
+  for (const MoeBenchRow& row : report.rows) {
+    rows.push_back({{"tokens", row.tokens},
+                    {"arithmetic", ArithmeticName(row.arithmetic)},
+                    {"layer_us", row.layer_us},
+                    {"weight_bytes", row.weight_bytes},
+                    {"flops", row.flops},
+                    {"gb_per_s", Giga(BytesPerSecond(row))},
+                    {"read_gb_per_s", Giga(row.read_bytes_per_second)},
+                    {"read_share", row.read_share},
+                    {"gflops", Giga(Flops(row))},
+                    {"phases_us",
+                     {{"route", row.route_us},
+                      {"plan", row.plan_us},
+                      {"gate_up", row.gate_up_us},
+                      {"down", row.down_us}}},
+                    {"steps", row.steps}});
+  }
+  return {{"cpu", report.cpu},
+          {"instruction_set", report.instruction_set},
+          {"threads", report.threads},
+          {"shape",
+           {{"hidden", report.shape.hidden},
+            {"intermediate", report.shape.intermediate},
+            {"experts", report.shape.experts},
+            {"top_k", report.shape.top_k}}},
+          {"memory_bytes", report.memory_bytes},
+          {"limits",
+           {{"read_gb_per_s", Giga(report.read_bytes_per_second)},
+            {"int8_gops", Giga(report.int8_ops)},
+            {"bf16_gflops", Giga(report.bf16_flops)},
+            {"fp32_gflops", Giga(report.fp32_flops)},
+            {"int8_instruction", report.int8_instruction},
+            {"bf16_instruction", report.bf16_instruction}}},
+          {"rows", std::move(rows)}};
+}
+
+std::string MoeBenchText(const MoeBenchReport& report) {
+  const MoeShape& shape = report.shape;
+  std::string text = fmt::format(
+      "{}, {} threads, {}\n"
+      "hidden {}, intermediate {}, {} experts, {} per token; {} of memory\n"
+      "limits: read {:.1f} GB/s, int8 {:.0f} GOP/s ({}), bf16 {:.0f} GFLOP/s ({}), "
+      "fp32 {:.0f} GFLOP/s\n\n"
+      "{:>10} {:>7} {:>11} {:>9} {:>9} {:>9} {:>9} {:>9} {:>7} {:>8}\n",
+      report.cpu, report.threads, report.instruction_set, shape.hidden, shape.intermediate,
+      shape.experts, shape.top_k, HumanQuantity(static_cast<double>(report.memory_bytes), "B"),
+      Giga(report.read_bytes_per_second), Giga(report.int8_ops), report.int8_instruction,
+      Giga(report.bf16_flops), report.bf16_instruction, Giga(report.fp32_flops), "arithmetic",
+      "tokens", "layer us", "route", "plan", "gate_up", "down", "GB/s", "of read", "GFLOP/s");
+  for (const MoeBenchRow& row : report.rows) {
+    text += fmt::format(
+        "{:>10} {:>7} {:>11.1f} {:>9.1f} {:>9.1f} {:>9.1f} {:>9.1f} {:>9.2f} {:>6.0f}% {:>8.1f}\n",
+        ArithmeticName(row.arithmetic), row.tokens, row.layer_us, row.route_us, row.plan_us,
+        row.gate_up_us, row.down_us, Giga(BytesPerSecond(row)), 100 * row.read_share,
+        Giga(Flops(row)));
+  }
+  return text;
+}
+
+}  // namespace halfbyte
