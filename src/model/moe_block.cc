@@ -1,6 +1,7 @@
 #include "model/moe_block.h"
 
 #include <algorithm>
+#include <array>
 #include <string>
 #include <utility>
 
@@ -10,13 +11,17 @@
 namespace halfbyte {
 namespace {
 
+struct LocalExperts {
+  std::vector<ExpertWeights> weights;
+  std::vector<std::array<StoredWeight, 3>> stored;
+};
+
 // Views of this rank's experts; of the others' nothing but scalar scales is read. The activation
 // scale is the same on all ranks (moe-layer.md §7).
-Result<std::vector<ExpertWeights>> LoadExperts(const WeightLoader& loader, int64_t layer,
-                                               const ExpertPlacement& placement,
-                                               ExpertInputScales& scales) {
+Result<LocalExperts> LoadExperts(const WeightLoader& loader, int64_t layer,
+                                 const ExpertPlacement& placement, ExpertInputScales& scales) {
   const ModelConfig& config = loader.config();
-  std::vector<ExpertWeights> experts;
+  LocalExperts experts;
   for (int64_t e = 0; e < config.routed_experts; ++e) {
     HB_ASSIGN_OR_RETURN(const StoredWeight gate,
                         loader.Stored(ModuleKey::Layer(layer, Module::kExpertGate, e)));
@@ -25,7 +30,8 @@ Result<std::vector<ExpertWeights>> LoadExperts(const WeightLoader& loader, int64
     HB_ASSIGN_OR_RETURN(const StoredWeight down,
                         loader.Stored(ModuleKey::Layer(layer, Module::kExpertDown, e)));
     if (placement.ToLocal(static_cast<int32_t>(e))) {
-      experts.push_back({gate.matrix, up.matrix, down.matrix});
+      experts.weights.push_back({gate.matrix, up.matrix, down.matrix});
+      experts.stored.push_back({gate, up, down});
     }
     for (const auto& [weight, part] :
          {std::pair{&gate, "gate"}, std::pair{&up, "up"}, std::pair{&down, "down"}}) {
@@ -69,7 +75,7 @@ Result<MoeLayer> LoadShared(const WeightLoader& loader, int64_t layer, MoeParams
 
 Result<MoeBlock> MoeBlock::Load(const WeightLoader& loader, int64_t layer, Arithmetic arithmetic,
                                 Rounding rounding, const ExpertPlacement& placement,
-                                const ActivationScalePolicy& activation_scales) {
+                                const ActivationScalePolicy& activation_scales, ThreadPool& pool) {
   const ModelConfig& config = loader.config();
   const std::string name = "layer " + std::to_string(layer);
   MoeParams params{.hidden = config.hidden_size,
@@ -79,8 +85,7 @@ Result<MoeBlock> MoeBlock::Load(const WeightLoader& loader, int64_t layer, Arith
   if (config.swiglu_limit) params.swiglu.limit = static_cast<float>(*config.swiglu_limit);
 
   ExpertInputScales scales;
-  HB_ASSIGN_OR_RETURN(std::vector<ExpertWeights> experts,
-                      LoadExperts(loader, layer, placement, scales));
+  HB_ASSIGN_OR_RETURN(LocalExperts experts, LoadExperts(loader, layer, placement, scales));
   if (arithmetic == Arithmetic::kW4a4) {
     HB_ASSIGN_OR_RETURN(const StageScales chosen,
                         activation_scales.Resolve(layer, Shape(config), scales));
@@ -88,8 +93,15 @@ Result<MoeBlock> MoeBlock::Load(const WeightLoader& loader, int64_t layer, Arith
     params.down_input_scale = chosen.down;
   }
   HB_ASSIGN_OR_RETURN(MoeLayer shared, LoadShared(loader, layer, params, name));
+  // The stored bytes of an expert leave memory once it is packed: never two copies of a layer.
+  const auto release = [&](LocalExpert e) {
+    for (const StoredWeight& weight : experts.stored[static_cast<size_t>(Index(e))]) {
+      weight.DropPages();
+    }
+  };
   HB_ASSIGN_OR_RETURN(MoeLayer routed,
-                      MoeLayer::Create(params, placement, std::move(experts), name));
+                      MoeLayer::Create(params, placement, std::move(experts.weights), name,
+                                       {.pool = &pool, .release = release}));
   MoeBlock block(std::move(routed), std::move(shared));
   block.input_scales_ = std::move(scales);
   block.router_ = {

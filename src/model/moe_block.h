@@ -17,10 +17,11 @@ namespace halfbyte {
 
 class MoeBlock {
  public:
-  // Loads the routed experts that the placement gives to this rank, and all else.
+  // Loads the routed experts that the placement gives to this rank, and all else. 4-bit experts are
+  // packed by the pool's threads.
   static Result<MoeBlock> Load(const WeightLoader& loader, int64_t layer, Arithmetic arithmetic,
                                Rounding rounding, const ExpertPlacement& placement,
-                               const ActivationScalePolicy& activation_scales);
+                               const ActivationScalePolicy& activation_scales, ThreadPool& pool);
 
   // What a workspace for this model's layers must take.
   static MoeLimits Limits(const ModelConfig& config, int64_t tokens);

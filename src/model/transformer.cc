@@ -88,7 +88,7 @@ Status Transformer::LoadWeights() {
     HB_ASSIGN_OR_RETURN(auto attention, AttentionBlock::Load(loader, l));
     HB_ASSIGN_OR_RETURN(auto moe,
                         MoeBlock::Load(loader, l, options_.arithmetic, rounding_, placement,
-                                       options_.activation_scales));
+                                       options_.activation_scales, context_.pool()));
     layers_.push_back({std::move(attention_norm), std::move(ffn_norm), std::move(attention_hc),
                        std::move(ffn_hc), std::move(attention), std::move(moe)});
   }

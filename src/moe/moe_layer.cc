@@ -24,16 +24,6 @@ WeightMatrix Unscaled(WeightMatrix w) {
   return w;
 }
 
-// y's columns [begin, end) of x times the unscaled weight.
-void Multiply(const Context& context, Arithmetic arithmetic, MatrixView<const float> x,
-              const WeightMatrix& w, int64_t begin, int64_t end, MatrixView<float> y) {
-  if (arithmetic == Arithmetic::kRef) {
-    LinearF64Range(x, Unscaled(w), begin, end, y);
-  } else {
-    LinearRange(context, x, Unscaled(w), begin, end, y);
-  }
-}
-
 // Runs body(task) for pieces of `channels` output channels of every expert that has rows.
 // `row_work` is the multiply-adds of one channel for one row.
 template <class Body>
@@ -61,11 +51,10 @@ void ForEachPiece(const Context& context, MoeWorkspace& workspace, int64_t chann
   });
 }
 
-// Quantizes x and replaces it by code * block_scale in `decoded` (which may be x's memory), its
-// global scales in workspace.quantized_scales.
-void FakeQuantize(const Context& context, MatrixView<const float> x,
-                  const std::optional<GlobalScale>& static_scale, MoeWorkspace& workspace,
-                  float* decoded, Nvfp4BlockStats* stats) {
+// Quantizes x to workspace.codes, .block_scales and .quantized_scales (global, by row).
+void Quantize(const Context& context, MatrixView<const float> x,
+              const std::optional<GlobalScale>& static_scale, MoeWorkspace& workspace,
+              Nvfp4BlockStats* stats) {
   const Nvfp4Output codes{workspace.codes.get(), workspace.block_scales.get()};
   Result<Nvfp4BlockStats> seen;
   if (static_scale) {
@@ -77,8 +66,14 @@ void FakeQuantize(const Context& context, MatrixView<const float> x,
   }
   HB_CHECK(seen.has_value(), "{}", seen.error().message);
   if (stats != nullptr) *stats += *seen;
-  const Nvfp4View view{x.rows, x.columns, codes.codes, codes.block_scales, GlobalScale(1.0f)};
-  DequantizeNvfp4(context, view, decoded);
+}
+
+// out = code * block_scale of what was just quantized.
+void Decode(const Context& context, int64_t rows, int64_t columns, const MoeWorkspace& workspace,
+            float* out) {
+  DequantizeNvfp4(
+      context,
+      {rows, columns, workspace.codes.get(), workspace.block_scales.get(), GlobalScale(1.0f)}, out);
 }
 
 Status CheckWeight(const WeightMatrix& w, int64_t rows, int64_t columns, Arithmetic arithmetic,
@@ -147,7 +142,8 @@ Result<GlobalScale> StaticActivationScale(std::span<const float> input_scales,
 }
 
 Result<MoeLayer> MoeLayer::Create(const MoeParams& params, ExpertPlacement placement,
-                                  std::vector<ExpertWeights> experts, std::string_view name) {
+                                  std::vector<ExpertWeights> experts, std::string_view name,
+                                  const MoePacking& packing) {
   if (static_cast<int64_t>(experts.size()) != placement.local_experts()) {
     return MakeError("{}: weights of {} experts where {} belong here", name, experts.size(),
                      placement.local_experts());
@@ -169,7 +165,16 @@ Result<MoeLayer> MoeLayer::Create(const MoeParams& params, ExpertPlacement place
     HB_RETURN_IF_ERROR(check(experts[e].up, params.intermediate, params.hidden, "up"));
     HB_RETURN_IF_ERROR(check(experts[e].down, params.hidden, params.intermediate, "down"));
   }
-  return MoeLayer(params, std::move(placement), std::move(experts));
+  MoeLayer layer(params, std::move(placement), std::move(experts));
+  if (params.arithmetic == Arithmetic::kW4a4 ||
+      (params.arithmetic == Arithmetic::kW4a16 && params.round_activations)) {
+    ThreadPool caller(1);
+    HB_ASSIGN_OR_RETURN(
+        layer.packed_,
+        PackedExperts::Pack(packing.pool != nullptr ? *packing.pool : caller, layer.experts_,
+                            layer.placement_, packing.release, name));
+  }
+  return layer;
 }
 
 int64_t MoeLayer::weight_bytes() const {
@@ -256,21 +261,84 @@ void MoeLayer::ComputeSlots(const Block& block) const {
                                     params_.intermediate};
     observer_->OnDownInput({h, block.routing, plan});
   }
-  if (params_.arithmetic == Arithmetic::kW4a4) RequantizeH(block);
+  PrepareH(block);
   Down(block);
 }
 
-// rows = each slot's hidden row, for kW4a4 decoded from its codes; row_scales = its global scale.
+const PackedKernel& MoeLayer::Kernel(const Context& context) const {
+  return BestPackedKernel(
+      params_.arithmetic == Arithmetic::kW4a4 ? PackedArithmetic::kW4a4 : PackedArithmetic::kW4a16,
+      context.isa());
+}
+
+// operands, row_scales = for every padded row, row source_row(row) of x, or of its codes in kW4a4.
+template <class SourceRow>
+void MoeLayer::PrepareOperands(const Block& block, MatrixView<const float> x,
+                               const SourceRow& source_row) const {
+  MoeWorkspace& ws = block.workspace;
+  const OperandFormat format = Kernel(block.context).format;
+  const int64_t width = x.columns;
+  const int64_t row_bytes = OperandRowBytes(format, width);
+  block.context.pool().ParallelFor(
+      ws.plan.offsets().padded_rows(),
+      std::max<int64_t>(1, kMinPiece / std::max<int64_t>(1, width)),
+      [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) {
+          const int64_t from = source_row(row);
+          std::byte* operand = ws.operands.get() + row * row_bytes;
+          if (format == OperandFormat::kInt8) {
+            PrepareNvfp4Row(ws.codes.get() + from * (width / 2),
+                            ws.block_scales.get() + from * (width / kNvfp4Block), width, operand);
+            ws.row_scales[static_cast<size_t>(row)] =
+                ws.quantized_scales[static_cast<size_t>(from)].value();
+          } else {
+            PrepareBf16Row(format, x.row(from), width, operand);
+            ws.row_scales[static_cast<size_t>(row)] = 1.0f;
+          }
+        }
+      });
+}
+
+// y's columns [task.begin, task.end) of the expert's rows times the matrix, without global scales.
+// The rows are operands, or `rows` [padded rows, columns of the matrix] if the layer is not packed.
+void MoeLayer::Multiply(const Block& block, const float* rows, const MoeWorkspace::Task& task,
+                        const Factor& factor, MatrixView<float> y) const {
+  const int64_t first = block.workspace.plan.offsets().begin(task.expert);
+  if (factor.packed != nullptr) {
+    const PackedKernel& kernel = Kernel(block.context);
+    const int64_t row_bytes = OperandRowBytes(kernel.format, factor.packed->columns);
+    PackedLinearRange(kernel, *factor.packed, block.workspace.operands.get() + first * row_bytes,
+                      task.begin, task.end, y);
+    return;
+  }
+  const WeightMatrix w = Unscaled(*factor.stored);
+  const MatrixView<const float> x{rows + first * w.columns, y.rows, w.columns};
+  if (params_.arithmetic == Arithmetic::kRef) {
+    LinearF64Range(x, w, task.begin, task.end, y);
+  } else {
+    LinearRange(block.context, x, w, task.begin, task.end, y);
+  }
+}
+
+// rows or operands = each slot's hidden row, for kW4a4 from its codes; row_scales = its global
+// scale.
 void MoeLayer::Gather(const Block& block) const {
   MoeWorkspace& ws = block.workspace;
   const bool quantized = params_.arithmetic == Arithmetic::kW4a4;
+  const int64_t top_k = block.routing.top_k();
   if (quantized) {
-    FakeQuantize(block.context, block.hidden, params_.gate_up_input_scale, ws, ws.activations.get(),
-                 block.counters ? &block.counters->gate_up : nullptr);
+    Quantize(block.context, block.hidden, params_.gate_up_input_scale, ws,
+             block.counters ? &block.counters->gate_up : nullptr);
+  }
+  if (packed_) {
+    return PrepareOperands(block, block.hidden,
+                           [&](int64_t row) { return ws.plan.slot_of_padded_row(row) / top_k; });
+  }
+  if (quantized) {
+    Decode(block.context, block.hidden.rows, params_.hidden, ws, ws.activations.get());
   }
   const float* from = quantized ? ws.activations.get() : block.hidden.data;
   const int64_t width = params_.hidden;
-  const int64_t top_k = block.routing.top_k();
   block.context.pool().ParallelFor(
       ws.plan.offsets().padded_rows(),
       std::max<int64_t>(1, kMinPiece / std::max<int64_t>(1, width)),
@@ -291,14 +359,14 @@ void MoeLayer::GateUp(const Block& block) const {
   const int64_t width = params_.intermediate;
   const bool weigh = params_.placement == RoutingWeightPlacement::kBeforeDown;
   ForEachPiece(block.context, ws, width, 2 * params_.hidden, [&](const MoeWorkspace::Task& task) {
-    const ExpertWeights& expert = experts_[static_cast<size_t>(Index(task.expert))];
+    const Factor w1 = FactorOf(task.expert, &ExpertWeights::gate, &PackedExpert::gate);
+    const Factor w3 = FactorOf(task.expert, &ExpertWeights::up, &PackedExpert::up);
     const int64_t first = offsets.begin(task.expert);
     const int64_t count = offsets.count(task.expert);
-    const MatrixView<const float> x{ws.rows.get() + first * params_.hidden, count, params_.hidden};
     const MatrixView<float> gate{ws.gate.get() + first * width, count, width};
     const MatrixView<float> up{ws.up.get() + first * width, count, width};
-    Multiply(block.context, params_.arithmetic, x, expert.gate, task.begin, task.end, gate);
-    Multiply(block.context, params_.arithmetic, x, expert.up, task.begin, task.end, up);
+    Multiply(block, ws.rows.get(), task, w1, gate);
+    Multiply(block, ws.rows.get(), task, w3, up);
     for (int64_t r = 0; r < count; ++r) {
       const int64_t slot = ws.plan.slot_of_padded_row(first + r);
       const float scale = ws.row_scales[static_cast<size_t>(first + r)];
@@ -307,21 +375,27 @@ void MoeLayer::GateUp(const Block& block) const {
                  .up = up.row(r) + task.begin,
                  .h = gate.row(r) + task.begin,
                  .n = task.end - task.begin,
-                 .alpha_gate = scale * expert.gate.global_scale.value(),
-                 .alpha_up = scale * expert.up.global_scale.value(),
+                 .alpha_gate = scale * w1.global_scale(),
+                 .alpha_up = scale * w3.global_scale(),
                  .weight = weigh ? block.routing.topk_weights.data[slot] : 1.0f,
                  .rounding = params_.round_activations ? Rounding::kBf16 : Rounding::kNone});
     }
   });
 }
 
-// gate = h decoded from its codes; row_scales = the rows' global scales.
-void MoeLayer::RequantizeH(const Block& block) const {
+// operands = h; or gate = h, for kW4a4 from its codes. row_scales = the rows' global scales.
+void MoeLayer::PrepareH(const Block& block) const {
   MoeWorkspace& ws = block.workspace;
+  const bool quantized = params_.arithmetic == Arithmetic::kW4a4;
   const MatrixView<const float> h{ws.gate.get(), ws.plan.offsets().padded_rows(),
                                   params_.intermediate};
-  FakeQuantize(block.context, h, params_.down_input_scale, ws, ws.gate.get(),
-               block.counters ? &block.counters->down : nullptr);
+  if (quantized) {
+    Quantize(block.context, h, params_.down_input_scale, ws,
+             block.counters ? &block.counters->down : nullptr);
+  }
+  if (packed_) return PrepareOperands(block, h, [](int64_t row) { return row; });
+  if (!quantized) return;
+  Decode(block.context, h.rows, h.columns, ws, ws.gate.get());
   for (int64_t r = 0; r < h.rows; ++r) {
     ws.row_scales[static_cast<size_t>(r)] = ws.quantized_scales[static_cast<size_t>(r)].value();
   }
@@ -333,15 +407,13 @@ void MoeLayer::Down(const Block& block) const {
   const ExpertOffsets& offsets = ws.plan.offsets();
   const int64_t width = params_.hidden;
   ForEachPiece(block.context, ws, width, params_.intermediate, [&](const MoeWorkspace::Task& task) {
-    const WeightMatrix& down = experts_[static_cast<size_t>(Index(task.expert))].down;
+    const Factor w2 = FactorOf(task.expert, &ExpertWeights::down, &PackedExpert::down);
     const int64_t first = offsets.begin(task.expert);
     const int64_t count = offsets.count(task.expert);
-    const MatrixView<const float> h{ws.gate.get() + first * params_.intermediate, count,
-                                    params_.intermediate};
     const MatrixView<float> values{ws.rows.get() + first * width, count, width};
-    Multiply(block.context, params_.arithmetic, h, down, task.begin, task.end, values);
+    Multiply(block, ws.gate.get(), task, w2, values);
     for (int64_t r = 0; r < count; ++r) {
-      const float alpha = ws.row_scales[static_cast<size_t>(first + r)] * down.global_scale.value();
+      const float alpha = ws.row_scales[static_cast<size_t>(first + r)] * w2.global_scale();
       for (int64_t n = task.begin; n < task.end; ++n) values.row(r)[n] *= alpha;
     }
   });

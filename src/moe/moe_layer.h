@@ -2,8 +2,11 @@
 //
 //   rows of each expert -> gate_up -> clamped SwiGLU -> down -> combine in fixed slot order
 //
-// Each stage's product is sum(x * w) over decoded operands (kernels/linear), times alpha in fp32,
-// alpha = global_scale of the activations * global_scale of the weight, separate for gate and up.
+// Each stage's product is sum(x * w) over operands without their global scales, times alpha in
+// fp32, alpha = global_scale of the activations * global_scale of the weight, separate for gate and
+// up. 4-bit experts are packed when the layer is made, and kernels/packed_linear says how their
+// sums are formed; all others, kRef and layers without rounding compute from the stored bytes
+// (kernels/linear).
 //
 // Arithmetic:
 //   kW4a16  activations as given (bf16 values), exact weights, fp32 sums. Any weight format.
@@ -20,6 +23,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -27,10 +31,13 @@
 
 #include "base/result.h"
 #include "device/context.h"
+#include "kernels/packed_linear/packed_linear.h"
 #include "kernels/swiglu/swiglu.h"
 #include "moe/expert_placement.h"
+#include "moe/expert_weights.h"
 #include "moe/moe_observer.h"
 #include "moe/moe_workspace.h"
+#include "moe/packed_experts.h"
 #include "moe/router.h"
 #include "numerics/global_scale.h"
 #include "numerics/nvfp4_block.h"
@@ -41,13 +48,6 @@ namespace halfbyte {
 enum class Arithmetic : uint8_t { kRef, kW4a16, kW4a4 };
 std::string_view ArithmeticName(Arithmetic arithmetic);  // "ref", "w4a16", "w4a4"
 std::optional<Arithmetic> ArithmeticFromName(std::string_view name);
-
-// Views of checkpoint bytes, which must outlive the layer.
-struct ExpertWeights {
-  WeightMatrix gate;  // [intermediate, hidden], w1
-  WeightMatrix up;    // [intermediate, hidden], w3; its own global_scale
-  WeightMatrix down;  // [hidden, intermediate], w2
-};
 
 // Where the routing weight is applied, once: to h before `down` (the model's definition) or to the
 // slot value after it.
@@ -84,13 +84,24 @@ struct MoeCounters {
   Nvfp4BlockStats down;
 };
 
+// How Create packs 4-bit experts.
+struct MoePacking {
+  ThreadPool* pool = nullptr;                // null: in the calling thread
+  std::function<void(LocalExpert)> release;  // the stored bytes of this expert are needed no more
+};
+
 class MoeLayer {
  public:
   // experts[e] for local expert e of the placement. `name` stands in error messages ("layer 3").
   // Errors: a number of experts or shapes that disagree with the parameters; kW4a4 with another
-  // format than NVFP4 or MXFP4; a global scale that is not finite and positive.
+  // format than NVFP4 or MXFP4; a global scale that is not finite and positive; no memory.
+  //
+  // NVFP4 and MXFP4 experts are packed (packed_experts.h) for kW4a4, and for kW4a16 with rounded
+  // activations: then nothing reads the stored bytes after Create. All others are computed from
+  // the stored bytes, which must outlive the layer.
   static Result<MoeLayer> Create(const MoeParams& params, ExpertPlacement placement,
-                                 std::vector<ExpertWeights> experts, std::string_view name);
+                                 std::vector<ExpertWeights> experts, std::string_view name,
+                                 const MoePacking& packing = {});
 
   // hidden [T, hidden] fp32; out [T, hidden], every row is written (zeros if the token has no local
   // expert). Any T; more tokens than the workspace takes are done in pieces. Shapes that disagree
@@ -128,6 +139,26 @@ class MoeLayer {
     MoeCounters* counters;
   };
 
+  // One matrix of an expert in the form that the products are computed from.
+  struct Factor {
+    const WeightMatrix* stored;
+    const PackedMatrix* packed;  // null if the layer is not packed
+    float global_scale() const {
+      return packed != nullptr ? packed->global_scale.value() : stored->global_scale.value();
+    }
+  };
+  Factor FactorOf(LocalExpert e, WeightMatrix ExpertWeights::*stored,
+                  PackedMatrix PackedExpert::*packed) const {
+    return {&(experts_[static_cast<size_t>(Index(e))].*stored),
+            packed_ ? &((*packed_)[e].*packed) : nullptr};
+  }
+  const PackedKernel& Kernel(const Context& context) const;
+  template <class SourceRow>
+  void PrepareOperands(const Block& block, MatrixView<const float> x,
+                       const SourceRow& source_row) const;
+  void Multiply(const Block& block, const float* rows, const MoeWorkspace::Task& task,
+                const Factor& factor, MatrixView<float> y) const;
+
   MoeLayer(const MoeParams& params, ExpertPlacement placement, std::vector<ExpertWeights> experts)
       : params_(params), placement_(std::move(placement)), experts_(std::move(experts)) {}
 
@@ -137,13 +168,14 @@ class MoeLayer {
   void ComputeSlots(const Block& block) const;  // all steps but the last
   void Gather(const Block& block) const;
   void GateUp(const Block& block) const;
-  void RequantizeH(const Block& block) const;
+  void PrepareH(const Block& block) const;
   void Down(const Block& block) const;
   void Combine(const Block& block) const;
 
   MoeParams params_;
   ExpertPlacement placement_;
   std::vector<ExpertWeights> experts_;
+  std::optional<PackedExperts> packed_;
   MoeObserver* observer_ = nullptr;
 };
 

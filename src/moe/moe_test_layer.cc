@@ -7,6 +7,8 @@
 
 #include "base/check.h"
 #include "kernels/linear/linear.h"
+#include "kernels/packed_linear/packed_linear.h"
+#include "kernels/packed_linear/packed_test_weights.h"
 #include "kernels/quantize_nvfp4/quantize_nvfp4.h"
 #include "numerics/fp8_block.h"
 #include "numerics/mxfp4_block.h"
@@ -76,44 +78,73 @@ WeightMatrix Encode(const std::vector<float>& x, int64_t rows, int64_t columns, 
   return w;
 }
 
-// x -> code * block_scale, as the layer does in kW4a4; returns the global scale.
-float FakeQuantizeRow(std::vector<float>& x, const std::optional<GlobalScale>& static_scale) {
+struct Product {
+  std::vector<float> sums;
+  float alpha = 1;
+};
+
+// x as the plain packed kernel takes it; returns its global scale.
+float PrepareOperand(const PackedKernel& kernel, const std::vector<float>& x,
+                     const std::optional<GlobalScale>& static_scale, std::byte* operand) {
+  const auto k = static_cast<int64_t>(x.size());
+  if (kernel.format != OperandFormat::kInt8) {
+    PrepareBf16Row(kernel.format, x.data(), k, operand);
+    return 1;
+  }
   const GlobalScale global =
       static_scale.value_or(GlobalScale::FromAmax(BlockAmax(x.data(), static_cast<int>(x.size()))));
+  std::vector<uint8_t> codes, scales;
   for (size_t i = 0; i < x.size(); i += kNvfp4Block) {
     const Nvfp4Block block = QuantizeNvfp4Block(&x[i], global);
-    DequantizeNvfp4Block(block, GlobalScale(1.0f), &x[i]);
+    codes.insert(codes.end(), std::begin(block.codes), std::end(block.codes));
+    scales.push_back(block.scale);
   }
+  PrepareNvfp4Row(codes.data(), scales.data(), k, operand);
   return global.value();
 }
 
-std::vector<float> UnscaledProduct(const std::vector<float>& x, WeightMatrix w) {
-  w.global_scale = GlobalScale(1.0f);
-  std::vector<float> y(static_cast<size_t>(w.rows));
-  LinearReference({x.data(), 1, w.columns}, w, {y.data(), 1, w.rows});
-  return y;
+// One row times one matrix, by the plain reference of the kernel that the layer's header names.
+Product RowTimes(const std::vector<float>& x, WeightMatrix w, const MoeParams& params,
+                 const std::optional<GlobalScale>& static_scale) {
+  Product product;
+  product.sums.resize(static_cast<size_t>(w.rows));
+  const MatrixView<float> y{product.sums.data(), 1, w.rows};
+  const bool four_bit = w.format == WeightFormat::kNvfp4 || w.format == WeightFormat::kMxfp4;
+  const bool quantized = params.arithmetic == Arithmetic::kW4a4;
+  if (four_bit && (quantized || params.round_activations)) {
+    const PackedKernel kernel = BestPackedKernel(
+        quantized ? PackedArithmetic::kW4a4 : PackedArithmetic::kW4a16, CpuIsa::kScalar);
+    const OwnedPacked packed(w);
+    std::vector<std::byte> operand(static_cast<size_t>(OperandRowBytes(kernel.format, w.columns)));
+    product.alpha = PrepareOperand(kernel, x, static_scale, operand.data()) *
+                    packed.matrix.global_scale.value();
+    PackedLinearRange(kernel, packed.matrix, operand.data(), 0, w.rows, y);
+  } else {
+    product.alpha = w.global_scale.value();
+    w.global_scale = GlobalScale(1.0f);
+    LinearReference({x.data(), 1, w.columns}, w, y);
+  }
+  return product;
 }
 
 std::vector<float> SlotValue(const ExpertWeights& expert, const MoeParams& params,
-                             std::vector<float> x, float weight) {
-  const bool quantized = params.arithmetic == Arithmetic::kW4a4;
-  float scale = quantized ? FakeQuantizeRow(x, params.gate_up_input_scale) : 1.0f;
-  std::vector<float> h = UnscaledProduct(x, expert.gate);
-  const std::vector<float> up = UnscaledProduct(x, expert.up);
+                             const std::vector<float>& x, float weight) {
+  const Product gate = RowTimes(x, expert.gate, params, params.gate_up_input_scale);
+  const Product up = RowTimes(x, expert.up, params, params.gate_up_input_scale);
+  std::vector<float> h(gate.sums.size());
   ThreadPool pool(1);
   SwigluRow(Context(pool, CpuIsa::kScalar), params.swiglu,
-            {.gate = h.data(),
-             .up = up.data(),
+            {.gate = gate.sums.data(),
+             .up = up.sums.data(),
              .h = h.data(),
              .n = params.intermediate,
-             .alpha_gate = scale * expert.gate.global_scale.value(),
-             .alpha_up = scale * expert.up.global_scale.value(),
+             .alpha_gate = gate.alpha,
+             .alpha_up = up.alpha,
              .weight = params.placement == RoutingWeightPlacement::kBeforeDown ? weight : 1.0f,
              .rounding = params.round_activations ? Rounding::kBf16 : Rounding::kNone});
-  scale = quantized ? FakeQuantizeRow(h, params.down_input_scale) : 1.0f;
-  std::vector<float> value = UnscaledProduct(h, expert.down);
-  for (float& v : value) v *= scale * expert.down.global_scale.value();
-  return value;
+  Product value = RowTimes(h, expert.down, params, params.down_input_scale);
+  for (float& v : value.sums) v *= value.alpha;
+  return value.sums;
 }
 
 // The layer in double over weights given as fp32 matrices: gate, up, down of expert e at 3e, ....

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/packed_linear/packed_linear.h"
 #include "numerics/nvfp4_block.h"
 
 namespace halfbyte {
@@ -10,6 +11,10 @@ namespace {
 // Elements of the larger of the two matrices that are quantized.
 int64_t QuantizedElements(const MoeLimits& limits) {
   return std::max(limits.tokens * limits.hidden, limits.slots() * limits.intermediate);
+}
+
+int64_t OperandBytes(const MoeLimits& limits) {
+  return limits.slots() * MaxOperandRowBytes(std::max(limits.hidden, limits.intermediate));
 }
 
 template <class T>
@@ -24,7 +29,8 @@ int64_t MoeWorkspace::Bytes(const MoeLimits& limits) {
                          2 * limits.slots() * limits.intermediate + limits.slots() + limits.tokens;
   const int64_t quantized = QuantizedElements(limits);
   return floats * int64_t{sizeof(float)} + limits.slots() * int64_t{sizeof(GlobalScale)} +
-         limits.tokens * int64_t{sizeof(int32_t)} + quantized / 2 + quantized / kNvfp4Block;
+         limits.tokens * int64_t{sizeof(int32_t)} + quantized / 2 + quantized / kNvfp4Block +
+         OperandBytes(limits);
 }
 
 MoeWorkspace::MoeWorkspace(const MoeLimits& limits_in)
@@ -33,6 +39,7 @@ MoeWorkspace::MoeWorkspace(const MoeLimits& limits_in)
       dense_ids(static_cast<size_t>(limits_in.tokens), 0),
       dense_weights(static_cast<size_t>(limits_in.tokens), 1.0f),
       activations(Allocate<float>(limits_in.tokens * limits_in.hidden)),
+      operands(Allocate<std::byte>(OperandBytes(limits_in))),
       rows(Allocate<float>(limits_in.slots() * limits_in.hidden)),
       gate(Allocate<float>(limits_in.slots() * limits_in.intermediate)),
       up(Allocate<float>(limits_in.slots() * limits_in.intermediate)),

@@ -2,6 +2,7 @@
 // at a time. What it held before never changes a result.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -46,11 +47,12 @@ struct MoeWorkspace {
   std::vector<float> dense_weights;  // [tokens] ... with weight 1
 
   // rows = slots; not cleared.
-  std::unique_ptr<float[]> activations;  // [tokens, hidden] code * block_scale, kW4a4 only
-  std::unique_ptr<float[]> rows;         // [rows, hidden] gathered, later the slot values
-  std::unique_ptr<float[]> gate;         // [rows, intermediate], later h
-  std::unique_ptr<float[]> up;           // [rows, intermediate]
-  std::unique_ptr<uint8_t[]> codes;      // of the larger stage
+  std::unique_ptr<float[]> activations;   // [tokens, hidden] code * block_scale, kW4a4 only
+  std::unique_ptr<std::byte[]> operands;  // [rows] of the packed kernels, of the wider stage
+  std::unique_ptr<float[]> rows;          // [rows, hidden] gathered, later the slot values
+  std::unique_ptr<float[]> gate;          // [rows, intermediate], later h
+  std::unique_ptr<float[]> up;            // [rows, intermediate]
+  std::unique_ptr<uint8_t[]> codes;       // of the larger stage
   std::unique_ptr<uint8_t[]> block_scales;
   std::vector<GlobalScale> quantized_scales;  // [rows] of the rows just quantized
   std::unique_ptr<float[]> row_scales;        // [rows] by padded_row, for alpha

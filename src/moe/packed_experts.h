@@ -1,0 +1,45 @@
+// The 4-bit experts of a layer in the form that the fast kernels read (packed_matrix.h), in one
+// piece of memory with huge pages asked for. Immutable after Pack.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "base/result.h"
+#include "base/thread_pool.h"
+#include "device/zeroed_memory.h"
+#include "kernels/packed_linear/packed_matrix.h"
+#include "moe/expert_placement.h"
+#include "moe/expert_weights.h"
+
+namespace halfbyte {
+
+struct PackedExpert {
+  PackedMatrix gate, up, down;
+};
+
+class PackedExperts {
+ public:
+  // Packs expert after expert, each by all threads of the pool; `packed(e)` is called when the
+  // stored bytes of local expert e are not needed any more. Nothing: an expert is not NVFP4 or
+  // MXFP4, or is MXFP4 with too wide a range of scales (`packed` may have been called for those
+  // before it). Errors name the expert by its global id: a bad scale byte, no memory.
+  static Result<std::optional<PackedExperts>> Pack(ThreadPool& pool,
+                                                   const std::vector<ExpertWeights>& experts,
+                                                   const ExpertPlacement& placement,
+                                                   const std::function<void(LocalExpert)>& packed,
+                                                   std::string_view name);
+
+  const PackedExpert& operator[](LocalExpert e) const {
+    return experts_[static_cast<size_t>(Index(e))];
+  }
+
+ private:
+  ZeroedMemory memory_;
+  std::vector<PackedExpert> experts_;
+};
+
+}  // namespace halfbyte
