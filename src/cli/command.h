@@ -3,6 +3,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <string>
 
 #include "base/result.h"
 
@@ -11,6 +12,18 @@ namespace halfbyte {
 // Exit codes: 0 done, 1 bad input or failed check, 2 wrong usage.
 enum class ExitCode : int { kOk = 0, kFailed = 1, kUsage = 2 };
 
+// "bench moe": the words after the program's name that lead to the command.
+inline std::string CommandWords(const CLI::App& command) {
+  const CLI::App* parent = command.get_parent();
+  if (parent == nullptr || parent->get_parent() == nullptr) return command.get_name();
+  return CommandWords(*parent) + " " + command.get_name();
+}
+
+// "halfbyte COMMAND: message" on one line of stderr.
+inline void PrintFailure(const CLI::App& command, const Error& error) {
+  fmt::print(stderr, "halfbyte {}: {}\n", CommandWords(command), error.message);
+}
+
 // Runs `body` (returning Result<ExitCode>) when the command is chosen. An error is printed to
 // stderr as one line "halfbyte COMMAND: message" and ends the program with exit code 1.
 template <class Body>
@@ -18,7 +31,7 @@ void OnRun(CLI::App& command, Body body) {
   command.callback([&command, body] {
     const Result<ExitCode> result = body();
     if (!result) {
-      fmt::print(stderr, "halfbyte {}: {}\n", command.get_name(), result.error().message);
+      PrintFailure(command, result.error());
       throw CLI::RuntimeError(static_cast<int>(ExitCode::kFailed));
     }
     if (*result != ExitCode::kOk) throw CLI::RuntimeError(static_cast<int>(*result));

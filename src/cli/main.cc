@@ -13,9 +13,10 @@ namespace {
 // One line that names the command whose help explains it, or the commands there are.
 void PrintUsageError(const CLI::App& app, const CLI::ParseError& error,
                      const std::string& first_argument) {
-  const auto chosen = app.get_subcommands();
-  if (!chosen.empty()) {
-    const std::string& name = chosen.front()->get_name();
+  const CLI::App* chosen = &app;
+  while (!chosen->get_subcommands().empty()) chosen = chosen->get_subcommands().front();
+  if (chosen != &app) {
+    const std::string name = CommandWords(*chosen);
     fmt::print(stderr, "halfbyte {}: {} (see halfbyte {} --help)\n", name, error.what(), name);
     return;
   }

@@ -1,0 +1,90 @@
+// halfbyte bench moe: see docs/bench.md.
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "cli/command.h"
+#include "cli/commands.h"
+#include "measure/moe_bench.h"
+
+namespace halfbyte {
+namespace {
+
+struct BenchMoeFlags {
+  std::string shape;
+  std::vector<int64_t> tokens;
+  std::vector<std::string> arithmetic = {"w4a16"};
+  std::string device = "cpu";
+  int threads = AvailableProcessors();
+  bool json = false;
+};
+
+std::string CheckShape(const std::string& text) {
+  const auto shape = ParseMoeShape(text);
+  return shape ? "" : shape.error().message;
+}
+
+std::string CheckArithmetic(const std::string& name) {
+  if (ArithmeticFromName(name)) return "";
+  const char* problem = name == "w4a8" ? "is not built yet" : "is not known";
+  return fmt::format("{} {}; choose from ref, w4a16 and w4a4", name, problem);
+}
+
+std::string CheckDevice(const std::string& name) {
+  if (name == "cpu") return "";
+  const char* problem = name == "cuda" ? "is not built yet" : "is not known";
+  return fmt::format("{} {}; the device is cpu", name, problem);
+}
+
+Result<ExitCode> RunBenchMoe(const BenchMoeFlags& flags) {
+  HB_ASSIGN_OR_RETURN(const MoeShape shape, ParseMoeShape(flags.shape));
+  MoeBenchOptions options{.shape = shape, .tokens = flags.tokens};
+  for (const std::string& name : flags.arithmetic) {
+    options.arithmetic.push_back(*ArithmeticFromName(name));
+  }
+  ThreadPool pool(flags.threads);
+  HB_ASSIGN_OR_RETURN(const MoeBenchReport report, BenchMoe(Context(pool), options));
+  if (flags.json) {
+    fmt::print("{}\n", MoeBenchJson(report).dump(2));
+  } else {
+    fmt::print("{}", MoeBenchText(report));
+  }
+  return ExitCode::kOk;
+}
+
+void AddBenchMoe(CLI::App& bench) {
+  auto flags = std::make_shared<BenchMoeFlags>();
+  CLI::App* command =
+      bench.add_subcommand("moe", "One MoE layer: its speed beside the machine's limits");
+  command
+      ->add_option("--shape", flags->shape,
+                   "v4-flash, v4-pro, or H,I,E,K: hidden, intermediate, experts, top_k")
+      ->required()
+      ->check(CheckShape);
+  command->add_option("--tokens", flags->tokens, "Tokens of a step: a number or a list 1,8,64")
+      ->required()
+      ->delimiter(',')
+      ->check(CLI::Range(int64_t{1}, kMaxBenchTokens));
+  command->add_option("--device", flags->device, "cpu")->capture_default_str()->check(CheckDevice);
+  command->add_option("--arithmetic", flags->arithmetic, "One or several of ref, w4a16, w4a4")
+      ->delimiter(',')
+      ->capture_default_str()
+      ->check(CheckArithmetic);
+  command->add_option("--threads", flags->threads, "Processors to use")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1024));
+  command->add_flag("--json", flags->json, "Print everything as JSON");
+  OnRun(*command, [flags] { return RunBenchMoe(*flags); });
+}
+
+}  // namespace
+
+void AddBench(CLI::App& app) {
+  CLI::App* bench = app.add_subcommand("bench", "Measure speed on this machine");
+  bench->require_subcommand(1);
+  AddBenchMoe(*bench);
+}
+
+}  // namespace halfbyte
