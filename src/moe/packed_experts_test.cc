@@ -1,0 +1,82 @@
+#include "moe/packed_experts.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "moe/moe_layer.h"
+#include "moe/moe_test_layer.h"
+
+namespace halfbyte {
+namespace {
+
+constexpr TestShape kShape{.hidden = 96, .intermediate = 64, .experts = 5, .tokens = 7, .top_k = 2};
+
+std::vector<float> Output(const MoeLayer& layer, const TestLayer& test, const TestInput& input) {
+  ThreadPool pool(2);
+  MoeWorkspace workspace(test.Limits(kShape.tokens));
+  std::vector<float> y(input.hidden.size(), NAN);
+  layer.Run(Context(pool), input.Hidden(), input.Routing(),
+            {y.data(), kShape.tokens, kShape.hidden}, workspace);
+  return y;
+}
+
+TEST(PackedExperts, NothingReadsTheStoredBytesOnceTheyAreReleased) {
+  for (const Arithmetic arithmetic : {Arithmetic::kW4a4, Arithmetic::kW4a16}) {
+    TestLayer test(kShape, WeightFormat::kNvfp4, 1);
+    const TestInput input(kShape, 2);
+    const MoeParams params = test.Params(arithmetic);
+    const std::vector<float> expected = test.Run(params, input);
+    std::vector<int32_t> released;
+    ThreadPool pool(3);
+    const auto layer = MoeLayer::Create(
+        params, ExpertPlacement::Single(5), test.experts, "layer 3",
+        {.pool = &pool, .release = [&](LocalExpert e) {
+           released.push_back(Index(e));
+           for (size_t part = 0; part < 3; ++part) {
+             std::vector<std::byte>& bytes = test.storage[3 * static_cast<size_t>(Index(e)) + part];
+             std::fill(bytes.begin(), bytes.end(), std::byte{0xff});
+           }
+         }});
+    ASSERT_TRUE(layer.has_value()) << layer.error().message;
+    EXPECT_EQ(released, (std::vector<int32_t>{0, 1, 2, 3, 4}));
+    EXPECT_EQ(Output(*layer, test, input), expected);
+  }
+}
+
+TEST(PackedExperts, TheFp32OracleAndRefKeepTheStoredBytes) {
+  const TestLayer test(kShape, WeightFormat::kMxfp4, 3);
+  MoeParams params = test.Params(Arithmetic::kRef);
+  const MoePacking refuse{.release = [](LocalExpert) { FAIL() << "not packed"; }};
+  EXPECT_TRUE(MoeLayer::Create(params, ExpertPlacement::Single(5), test.experts, "x", refuse));
+  params = test.Params(Arithmetic::kW4a16);
+  params.round_activations = false;
+  EXPECT_TRUE(MoeLayer::Create(params, ExpertPlacement::Single(5), test.experts, "x", refuse));
+}
+
+TEST(PackedExperts, AnMxfp4LayerOfTooWideARangeRunsFromItsStoredBytes) {
+  TestLayer test(kShape, WeightFormat::kMxfp4, 4);
+  const TestInput input(kShape, 5);
+  const MoeParams params = test.Params(Arithmetic::kW4a16);
+  // The first block of expert 4's down: from its scale to nearly nothing.
+  std::vector<std::byte>& bytes = test.storage.back();
+  bytes[static_cast<size_t>(kShape.hidden * kShape.intermediate / 2)] = std::byte{60};
+  const std::vector<float> y = test.Run(params, input);
+  std::vector<double> exact = ExactLayer(test, input);
+  EXPECT_LT(Compare(y, exact, kShape.hidden).relative_l2, 0x1p-7);
+}
+
+TEST(PackedExperts, ABadScaleByteNamesLayerExpertAndPart) {  // R105
+  TestLayer test(kShape, WeightFormat::kNvfp4, 6);
+  test.storage[3 * 2 + 1][static_cast<size_t>(kShape.hidden * kShape.intermediate / 2 + 6 * 7 +
+                                              3)] = std::byte{0x7f};
+  const auto layer = MoeLayer::Create(test.Params(Arithmetic::kW4a16), ExpertPlacement::Single(5),
+                                      test.experts, "layer 3");
+  ASSERT_FALSE(layer.has_value());
+  EXPECT_NE(layer.error().message.find("layer 3, expert 2, up"), std::string::npos)
+      << layer.error().message;
+  EXPECT_NE(layer.error().message.find("[7, 3]"), std::string::npos) << layer.error().message;
+}
+
+}  // namespace
+}  // namespace halfbyte
