@@ -51,7 +51,7 @@ constexpr StoredFormat kExpertFormats[] = {StoredFormat::kF32,        StoredForm
                                            StoredFormat::kCtMxfp4,    StoredFormat::kFp8Block,
                                            StoredFormat::kFp8Channel, StoredFormat::kFp8Tensor};
 
-TEST(ModelCheckpoint, EveryFormatAndStyleGivesTheSameDenseMatrix) {
+TEST(ModelCheckpoint, EveryFormatAndStyleGivesTheSameDenseMatrix) {  // R108
   for (const NamingStyle style :
        {NamingStyle::kOfficial, NamingStyle::kHuggingFace, NamingStyle::kLanguageModelOuter,
         NamingStyle::kLanguageModelInner}) {
@@ -135,7 +135,7 @@ TEST(ModelCheckpoint, FusedExpertsAreCutIntoGateUpAndDown) {
   ExpectError(twice.error().message, {"experts.0.up_proj", "gate_up_proj holds this expert too"});
 }
 
-TEST(ModelCheckpoint, ARowOfHalfAndSixIsByte71) {
+TEST(ModelCheckpoint, ARowOfHalfAndSixIsByte71) {  // R103
   const TempDir dir;
   std::vector<TestTensor> tensors = TinyModel(TinyConfig(), {});
   for (const char* scale : {"layers.0.ffn.experts.0.w1.scale"}) {
@@ -181,7 +181,7 @@ void Rename(std::vector<TestTensor>& tensors, const std::string& from, const std
 
 class ModelCheckpointRefuses : public testing::TestWithParam<Fault> {};
 
-TEST_P(ModelCheckpointRefuses, ByName) {
+TEST_P(ModelCheckpointRefuses, ByName) {  // R104
   const TempDir dir;
   std::vector<TestTensor> tensors =
       TinyModel(TinyConfig(), {NamingStyle::kOfficial, GetParam().experts});
@@ -389,7 +389,7 @@ TEST(ModelCheckpoint, RefusesScalarScalesThatCannotBeUsed) {
   }
 }
 
-TEST(ModelCheckpoint, GlobalScalesMayBeZeroDimensionalOrOneElementOnly) {
+TEST(ModelCheckpoint, GlobalScalesMayBeZeroDimensionalOrOneElementOnly) {  // R107
   const TempDir dir;
   std::vector<TestTensor> tensors = TinyModel(TinyConfig(), {NamingStyle::kOfficial, kNv});
   const std::string name = "layers.1.ffn.experts.2.w2.weight_scale_2";
@@ -405,7 +405,7 @@ TEST(ModelCheckpoint, GlobalScalesMayBeZeroDimensionalOrOneElementOnly) {
   ExpectError(refused.error().message, {two.c_str(), "[2]"});
 }
 
-TEST(ModelCheckpoint, DraftStagesMayBeAbsentAndUnknownTensorsAreReported) {
+TEST(ModelCheckpoint, DraftStagesMayBeAbsentAndUnknownTensorsAreReported) {  // R110
   const TempDir dir;
   std::vector<TestTensor> tensors =
       TinyModel(TinyConfig(), {NamingStyle::kOfficial, kMx, StoredFormat::kFp8Block, false});

@@ -52,7 +52,7 @@ bool HasWarnings(const Findings& findings) {
                      [](const Finding& f) { return f.severity != Severity::kNote; });
 }
 
-TEST(Verify, FindsNothingInSoundModelsOfEveryFormat) {
+TEST(Verify, FindsNothingInSoundModelsOfEveryFormat) {  // R109
   for (const StoredFormat format :
        {StoredFormat::kBf16, kNv, kCt, kMx, StoredFormat::kCtMxfp4, StoredFormat::kFp8Block}) {
     const TempDir dir;
@@ -77,7 +77,7 @@ TEST(Verify, NamesTensorRowAndBlockOfAnInvalidBlockScale) {
   }
 }
 
-TEST(Verify, AcceptsEveryBlockScaleThatZeroBlocksCarry) {
+TEST(Verify, AcceptsEveryBlockScaleThatZeroBlocksCarry) {  // R105
   for (const uint8_t byte : {0x00, 0x01, 0x08, 0x20, 0x38}) {
     const TempDir dir;
     std::vector<TestTensor> tensors = Model(kNv);
@@ -88,7 +88,7 @@ TEST(Verify, AcceptsEveryBlockScaleThatZeroBlocksCarry) {
   }
 }
 
-TEST(Verify, RefusesE8m0NanInMxfp4AndFp8) {
+TEST(Verify, RefusesE8m0NanInMxfp4AndFp8) {  // R111
   for (const char* name : {"layers.1.ffn.experts.2.w1.scale", "layers.0.attn.wq_a.scale"}) {
     const TempDir dir;
     std::vector<TestTensor> tensors = Model(kMx);
@@ -148,7 +148,7 @@ TEST(Verify, WarnsOfTheOtherConventionAndOfUncalibratedExperts) {
   change(kCt, "input_global_scale", 1, "never reached");
 }
 
-TEST(Verify, WarnsOfGateAndUpWithDifferentGlobalScales) {
+TEST(Verify, WarnsOfGateAndUpWithDifferentGlobalScales) {  // R107
   const TempDir dir;
   std::vector<TestTensor> tensors = Model(kNv);
   TensorNamed(tensors, "layers.1.ffn.experts.2.w3.weight_scale_2") =
@@ -268,7 +268,7 @@ TEST(QuantizationConfig, TwoFilesThatDisagreeAreAnError) {
         "quantization is missing");
 }
 
-TEST(QuantizationConfig, UnusedAndContradictedExclusionsAreWarnings) {
+TEST(QuantizationConfig, UnusedAndContradictedExclusionsAreWarnings) {  // R109
   const Findings findings = QuantizationFindings(
       R"({"quant_algo":"NVFP4","ignore":["*.nothing","re:(","layers.1.ffn.experts.*","head"]})",
       nullptr);

@@ -6,11 +6,14 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "base/file.h"
 #include "base/json.h"
 #include "checkpoint/safetensors.h"
+#include "engine/calibration.h"
 #include "engine/generator.h"
 #include "engine/perplexity.h"
 #include "engine/prompt_logits.h"
@@ -64,7 +67,7 @@ std::string Answer(Transformer& model, const std::string& question) {
   return *tokenizer.Decode(result.tokens, /*skip_special=*/true);
 }
 
-TEST(BundledModel, RecallsTheNumberOfDogInEveryArithmetic) {
+TEST(BundledModel, RecallsTheNumberOfDogInEveryArithmetic) {  // R135
   ThreadPool pool(2);
   for (const Arithmetic arithmetic : {Arithmetic::kRef, Arithmetic::kW4a16, Arithmetic::kW4a4}) {
     const auto model = Load(kBundled, {.arithmetic = arithmetic}, pool);
@@ -74,6 +77,37 @@ TEST(BundledModel, RecallsTheNumberOfDogInEveryArithmetic) {
               "The number of dog is 456.")
         << ArithmeticName(arithmetic);
   }
+}
+
+// Measured on one text, used on another, through the file. Static scales lose a little more than
+// one per token.
+TEST(BundledModel, MeasuredActivationScalesServeAnotherText) {
+  ThreadPool pool(2);
+  const SafetensorsFile golden = *SafetensorsFile::Open(kGoldens / "golden.safetensors");
+  const TensorView ids = GoldenView(golden, "val.input_ids");
+  const std::vector<std::vector<int32_t>> sample = {Ids(ids, 1024, 512)},
+                                          held_out = {Ids(ids, 0, 1024)};
+  const auto exact = Load(kBundled, {}, pool);
+  const auto measured = MeasureActivations(*exact, sample, kDefaultHeadroom, [](int64_t) {});
+  ASSERT_TRUE(measured.has_value()) << measured.error().message;
+  EXPECT_EQ(measured->tokens, 512);
+  EXPECT_EQ(measured->layers.size(), 6u);
+  for (const LayerMeasurement& layer : measured->layers) {
+    EXPECT_EQ(layer.gate_up.rows, 512);
+    EXPECT_EQ(layer.down.rows, 4 * 512);
+  }
+  const fs::path path = fs::path(testing::TempDir()) / "tiny_model_test_scales.json";
+  ASSERT_TRUE(WriteFileAtomically(path, measured->ToJson()->dump()).has_value());
+  const auto scales = std::make_shared<const ActivationScales>(*ActivationScales::Read(path));
+  fs::remove(path);
+  const ActivationScalePolicy policy{.source = ActivationScalePolicy::Source::kMeasured,
+                                     .measured = scales};
+  const auto model =
+      Load(kBundled, {.arithmetic = Arithmetic::kW4a4, .activation_scales = policy}, pool);
+  const double nll = MeasurePerplexity(*model, held_out, [](int64_t) {})->nll;
+  EXPECT_NEAR(nll, kRecordedW4a4, 0.02);
+  EXPECT_EQ(model->moe_counters(0).gate_up.clipped, 0);
+  EXPECT_GT(model->moe_counters(0).gate_up.blocks, 0);
 }
 
 // A change of more than the noise of last bits means different numerics. In w4a4 a last bit can

@@ -145,7 +145,7 @@ class GoldenModel : public testing::TestWithParam<std::string> {
   Context context_{pool_};
 };
 
-TEST_P(GoldenModel, EveryLayerAndTheLogitsMatchTheReference) {
+TEST_P(GoldenModel, EveryLayerAndTheLogitsMatchTheReference) {  // R114, R124, R135
   const Golden golden(GetParam());
   const auto model = LoadGolden(GetParam(), MathMode::kFp32, context_, std::ssize(golden.tokens()));
   const auto cache = *model->NewCache({.context_tokens = std::ssize(golden.tokens())});
@@ -186,7 +186,7 @@ TEST_P(GoldenModel, ThreadsAndInstructionSetsChangeNoBit) {
 }
 
 // Three sequences of one batch, each at its own position, equal the same sequences alone.
-TEST_P(GoldenModel, SequencesOfARaggedBatchDoNotSeeEachOther) {
+TEST_P(GoldenModel, SequencesOfARaggedBatchDoNotSeeEachOther) {  // R123
   const Golden golden(GetParam());
   const auto model = LoadGolden(GetParam(), MathMode::kDefault, context_);
   const std::vector<int32_t> a(golden.tokens().begin(), golden.tokens().begin() + 37);
@@ -230,7 +230,7 @@ TEST_P(GoldenModel, SequencesOfARaggedBatchDoNotSeeEachOther) {
 INSTANTIATE_TEST_SUITE_P(Goldens, GoldenModel, testing::Values("mixed", "real_rates", "odd_shapes"),
                          [](const auto& test) { return test.param; });
 
-TEST(Transformer, RefusesWhatItCannotRun) {
+TEST(Transformer, RefusesWhatItCannotRun) {  // R132
   ThreadPool pool(1);
   const auto model = LoadGolden("mixed", MathMode::kFp32, Context(pool));
   const auto cache = *model->NewCache({.context_tokens = 256});

@@ -317,7 +317,7 @@ TEST(KvCache, MovingHandsOverThePages) {
   EXPECT_EQ(FreeCounts(*cache), start);
 }
 
-TEST(KvCache, LayersStoresAndSlotsDoNotOverlap) {
+TEST(KvCache, LayersStoresAndSlotsDoNotOverlap) {  // R133
   for (const KvFormat format : {KvFormat::kF32, KvFormat::kFp8}) {
     const auto cache = *KvCache::Create(SmallConfig(), format, IndexFormat::kF32,
                                         {.sequences = 3, .context_tokens = 1000});

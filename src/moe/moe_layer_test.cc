@@ -30,7 +30,7 @@ std::vector<float> Reference(const TestLayer& layer, const MoeParams& params,
   return ReferencePipeline(layer, params, input);
 }
 
-TEST(MoeLayer, EqualsTheReferencePipelineBitForBit) {  // R37, R41, R44, R59, R62
+TEST(MoeLayer, EqualsTheReferencePipelineBitForBit) {  // R29, R37, R41, R44, R59, R62
   for (const WeightFormat format : kAllFormats) {
     const TestLayer layer(kShape, format, 1);
     const TestInput input(kShape, 2);
@@ -43,6 +43,7 @@ TEST(MoeLayer, EqualsTheReferencePipelineBitForBit) {  // R37, R41, R44, R59, R6
           MoeParams params = layer.Params(arithmetic);
           params.placement = before_down ? RoutingWeightPlacement::kBeforeDown
                                          : RoutingWeightPlacement::kAfterDown;
+          params.output_scale = before_down ? 1.0f : 2.5f;
           if (!per_token) params.gate_up_input_scale = GlobalScale(0.004f);
           if (!per_token) params.down_input_scale = GlobalScale(0.031f);
           const std::vector<float> expected = Reference(layer, params, input);
@@ -60,6 +61,7 @@ TEST(MoeLayer, EqualsTheReferencePipelineBitForBit) {  // R37, R41, R44, R59, R6
   }
 }
 
+// R59, R65.
 TEST(MoeLayer, ExpertsOfAnySizeEqualTheReference) {  // R37: 129, 500 and all rows; no 128-row cap
   const TestShape shape{.hidden = 96, .intermediate = 64, .experts = 5, .tokens = 1045, .top_k = 1};
   const TestLayer layer(shape, WeightFormat::kNvfp4, 3);
@@ -80,6 +82,7 @@ TEST(MoeLayer, ExpertsOfAnySizeEqualTheReference) {  // R37: 129, 500 and all ro
   }
 }
 
+// R58, R67.
 TEST(MoeLayer, ATokenDoesNotDependOnItsBatch) {  // R49, R76, MDL-07: alone, permuted, any pieces
   TestShape shape = kShape;
   shape.tokens = 33;
@@ -106,7 +109,7 @@ TEST(MoeLayer, ATokenDoesNotDependOnItsBatch) {  // R49, R76, MDL-07: alone, per
   }
 }
 
-TEST(MoeLayer, MarkersContributeNothingAndEveryRowIsWritten) {  // R42, R45, RTE-02, RTE-05
+TEST(MoeLayer, MarkersContributeNothingAndEveryRowIsWritten) {  // R90, R42, R45, RTE-02, RTE-05
   const TestLayer layer(kShape, WeightFormat::kNvfp4, 7);
   TestInput input(kShape, 8);
   const MoeParams params = layer.Params(Arithmetic::kW4a16);
@@ -231,7 +234,7 @@ TEST(MoeLayer, WhatTheWorkspaceHeldBeforeChangesNothing) {  // R89, R94, TST-02
   }
 }
 
-TEST(MoeLayer, TheSharedExpertIsAOneExpertLayer) {  // R69: same clamp, same scales
+TEST(MoeLayer, TheSharedExpertIsAOneExpertLayer) {  // R68, R69: same clamp, same scales
   TestShape shape = kShape;
   shape.experts = 1;
   shape.top_k = 1;
@@ -334,6 +337,37 @@ TEST(MoeLayer, WithoutRoundingItIsTheFp64FormulaUpToFp32) {
   }
 }
 
+// R40, R63, R87, R90: what a CPU has of graph replays. Inputs and routings change, also the number
+// of tokens and of threads; the workspace stays.
+TEST(MoeLayer, AThousandRunsGiveTheBitsOfFreshOnes) {
+  const TestShape shape{.hidden = 32, .intermediate = 16, .experts = 5, .tokens = 6, .top_k = 2};
+  const TestLayer layer(shape, WeightFormat::kNvfp4, 35);
+  std::vector<TestInput> inputs;
+  for (uint32_t i = 0; i < 31; ++i) {
+    inputs.emplace_back(shape, i);
+    if (i % 3 == 0) inputs.back().ids[i % inputs.back().ids.size()] = -1;
+  }
+  ThreadPool one(1), two(2);
+  for (const Arithmetic arithmetic : {Arithmetic::kW4a16, Arithmetic::kW4a4}) {
+    const MoeParams params = layer.Params(arithmetic);
+    const MoeLayer moe = layer.Layer(params);
+    std::vector<std::vector<float>> expected;
+    for (const TestInput& input : inputs) expected.push_back(Reference(layer, params, input));
+    MoeWorkspace workspace(layer.Limits(shape.tokens));
+    std::vector<float> y(static_cast<size_t>(shape.tokens * shape.hidden));
+    for (size_t run = 0; run < 1000; ++run) {
+      const size_t i = run % inputs.size();
+      const auto tokens = static_cast<int64_t>(run % 7);
+      moe.Run(Context(run % 2 == 0 ? one : two), inputs[i].Hidden().Rows(0, tokens),
+              inputs[i].Routing().Rows(0, tokens), {y.data(), tokens, shape.hidden}, workspace);
+      ASSERT_EQ(std::memcmp(y.data(), expected[i].data(),
+                            static_cast<size_t>(tokens * shape.hidden) * sizeof(float)),
+                0)
+          << ArithmeticName(arithmetic) << " run " << run;
+    }
+  }
+}
+
 TEST(MoeLayer, RefAndW4a16AgreeWithinTheGateOfTheReferencePipeline) {  // §10: 1 - cos <= 1e-6
   const TestLayer layer(kShape, WeightFormat::kNvfp4, 31);
   const TestInput input(kShape, 32);
@@ -344,7 +378,7 @@ TEST(MoeLayer, RefAndW4a16AgreeWithinTheGateOfTheReferencePipeline) {  // §10: 
   EXPECT_LT(agreement.relative_l2, 1.5e-3);
 }
 
-TEST(MoeLayer, WhatDoesNotFitIsRefusedByName) {  // R39, R79, R80
+TEST(MoeLayer, WhatDoesNotFitIsRefusedByName) {  // R26, R132, R39, R79, R80
   const TestLayer layer(kShape, WeightFormat::kBf16, 33);
   MoeParams params = layer.Params(Arithmetic::kW4a4);
   const auto create = [&](const std::vector<ExpertWeights>& experts) {
@@ -369,12 +403,17 @@ TEST(MoeLayer, WhatDoesNotFitIsRefusedByName) {  // R39, R79, R80
   EXPECT_FALSE(create(layer.experts).has_value());
 }
 
-TEST(StaticActivationScale, IsTheLargestOfAllExpertsTimesTheHeadroom) {
+TEST(StaticActivationScale, IsTheLargestOfAllExpertsTimesTheHeadroom) {  // R80: no reciprocals
   EXPECT_EQ(StaticActivationScale(std::vector<float>{1e-3f, 4e-3f, 2e-3f}, "x")->value(),
             32 * 4e-3f);
   EXPECT_EQ(StaticActivationScale(std::vector<float>{1e-3f}, "x", 0)->value(), 1e-3f);
-  for (const std::vector<float>& bad : std::vector<std::vector<float>>{
-           {}, {0.0f}, {-1.0f}, {NAN}, {1.0f, std::numeric_limits<float>::infinity()}}) {
+  for (const std::vector<float>& bad :
+       std::vector<std::vector<float>>{{},
+                                       {0.0f},
+                                       {-1.0f},
+                                       {NAN},
+                                       {2688 / 5.0f},
+                                       {1.0f, std::numeric_limits<float>::infinity()}}) {
     EXPECT_FALSE(StaticActivationScale(bad, "layer 3, down").has_value());
   }
   EXPECT_FALSE(StaticActivationScale(std::vector<float>{1.0f}, "x", 7).has_value());

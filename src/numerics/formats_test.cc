@@ -46,7 +46,7 @@ const std::vector<double>& E2m1Grid() {
   return grid;
 }
 
-TEST(E2m1, EveryCodeDecodesToItsTableEntryAndBack) {
+TEST(E2m1, EveryCodeDecodesToItsTableEntryAndBack) {  // R1
   for (int code = 0; code < 16; ++code) {
     const float value = E2m1ToFloat(static_cast<uint8_t>(code));
     const float magnitude = kE2m1Magnitudes[static_cast<size_t>(code & 7)];
@@ -57,7 +57,7 @@ TEST(E2m1, EveryCodeDecodesToItsTableEntryAndBack) {
   }
 }
 
-TEST(E2m1, EveryMidpointAndItsNeighboursRoundToTheNearestEvenCode) {
+TEST(E2m1, EveryMidpointAndItsNeighboursRoundToTheNearestEvenCode) {  // R2
   const float midpoints[] = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f};
   for (int i = 0; i < 7; ++i) {
     const float m = midpoints[i];
@@ -98,7 +98,7 @@ int HalfStepCode(float x, bool tie_up) {
   return best;
 }
 
-TEST(E2m1, RoundingThroughHalfStepsFailsTheSweep) {
+TEST(E2m1, RoundingThroughHalfStepsFailsTheSweep) {  // R2
   for (const bool tie_up : {false, true}) {
     int wrong = 0;
     for (int i = 0; i <= 100'000; ++i) {
@@ -126,7 +126,7 @@ TEST(E2m1, SaturatesAndKeepsTheSignOfZero) {
   EXPECT_EQ(E2m1ToFloat(8), E2m1ToFloat(0));  // R4
 }
 
-TEST(E2m1, TwoCodesShareAByteLowNibbleFirst) {
+TEST(E2m1, TwoCodesShareAByteLowNibbleFirst) {  // R1
   EXPECT_EQ(PackE2m1(1, 7), 0x71);  // R103
   for (int even = 0; even < 16; ++even) {
     for (int odd = 0; odd < 16; ++odd) {

@@ -1,8 +1,12 @@
-"""Shows that rooms.py and style.py can fail: plants each fault in a small tree and expects it."""
+"""Shows that rooms.py, style.py and behaviours.py can fail.
+
+Plants each fault in a small tree and expects it.
+"""
 import pathlib
 import tempfile
 import unittest
 
+import behaviours
 import rooms
 import style
 
@@ -37,6 +41,21 @@ class PlantedFault(unittest.TestCase):
     def test_a_clean_tree_has_none(self):
         self.assertEqual(self.faults(rooms, {}), [])
         self.assertEqual(self.faults(style, {}), [])
+
+    def test_a_behaviour_without_row_test_or_reason(self):
+        rows = {n: "| R%d | x | `Suite.Name` |" % n for n in range(1, behaviours.COUNT + 1)}
+        test = {"src/low/low_test.cc": "TEST(Suite, Name) {}\n"}
+        for row, pattern in ((rows[7], None), ("", "R7: 0 rows"),
+                             ("| R7 | x | `Suite.Other` |", "R7: there is no test Suite.Other"),
+                             ("| R7 | x | somehow |", "R7: neither"),
+                             ("| R7 | x | GPU: there is none |", None)):
+            table = "\n".join({**rows, 7: row}.values()) + "\n"
+            with self.subTest(row=row):
+                files = {**test, "docs/moe-behaviours.md": table}
+                if pattern is None:
+                    self.assertEqual(self.faults(behaviours, files), [])
+                else:
+                    self.expect(behaviours, files, pattern)
 
     def test_include_of_a_room_below(self):
         self.expect(rooms, {"src/low/low.h": '#include "high/high.h"\n'},

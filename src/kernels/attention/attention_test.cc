@@ -154,7 +154,7 @@ void ExpectDefinition(const Batch& setup, const char* what) {
 
 KvRow F32Row(int64_t dim) { return {KvFormat::kF32, dim, 0}; }
 
-TEST(Attention, EqualsTheDefinitionAtEveryBoundary) {
+TEST(Attention, EqualsTheDefinitionAtEveryBoundary) {  // R123
   for (const int64_t rate : {0, 4, 128}) {
     Batch setup(3, 128, rate, F32Row(40));
     uint32_t seed = 1;
@@ -188,7 +188,7 @@ TEST(Attention, EachTokenUsesItsOwnSelection) {
   ExpectDefinition(setup, "selected entries");
 }
 
-TEST(Attention, Fp8RowsAreTheirDecodedValues) {
+TEST(Attention, Fp8RowsAreTheirDecodedValues) {  // R122
   Batch setup(2, 16, 4, {KvFormat::kFp8, 128, 32});
   setup.AddSequence(40, 5, 1);
   ExpectDefinition(setup, "FP8 rows");

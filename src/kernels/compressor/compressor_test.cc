@@ -135,7 +135,7 @@ std::vector<double> ReferenceFinish(const Instance& instance, int64_t entry,
 constexpr Case kCases[] = {{4, true, 24, 8}, {128, false, 20, 4}, {4, true, 6, 6},
                            {3, true, 17, 4}, {8, false, 33, 2},   {1, false, 4, 2}};
 
-TEST(Compressor, EntriesEqualTheDefinition) {
+TEST(Compressor, EntriesEqualTheDefinition) {  // R118
   for (const Case& c : kCases) {
     const Instance instance(c, 3 * c.rate + 1, 1);
     const KvRow row{KvFormat::kF32, c.dim, c.rope_dim};
@@ -246,7 +246,7 @@ TEST(Compressor, CompletesAsManyEntriesAsTheCasesSay) {  // MDL-05; Feed checks 
   }
 }
 
-TEST(Compressor, TheFirstEntryIgnoresTheMissingGroup) {
+TEST(Compressor, TheFirstEntryIgnoresTheMissingGroup) {  // R118
   // Stale rows of a former sequence in the ring must have weight 0, not a small one.
   const Instance instance({4, true, 8, 4}, 4, 9);
   const KvRow row{KvFormat::kF32, 8, 4};
@@ -260,7 +260,7 @@ TEST(Compressor, TheFirstEntryIgnoresTheMissingGroup) {
   EXPECT_EQ(std::memcmp(store.pages.view.row(0), entry.data(), 32), 0);
 }
 
-TEST(Compressor, BiasBelongsToThePositionInTheGroupAndToScoresOnly) {
+TEST(Compressor, BiasBelongsToThePositionInTheGroupAndToScoresOnly) {  // R118
   // One bias row is huge: its token alone makes the entry, wherever chunks begin.
   const int64_t dim = 4;
   Instance instance({4, false, dim, 2}, 12, 13);

@@ -77,7 +77,7 @@ std::vector<float> ByGroup(const std::vector<float>& x, int64_t tokens, int64_t 
   return y;
 }
 
-TEST(GroupedLinear, EqualsLinearOfEachGroupBitForBit) {
+TEST(GroupedLinear, EqualsLinearOfEachGroupBitForBit) {  // R124
   struct Shape {
     WeightFormat format;
     int64_t groups, n, k;

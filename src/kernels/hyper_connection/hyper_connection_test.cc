@@ -90,7 +90,7 @@ TEST(SinkhornMix, ColumnsSumToOneAndEveryEntryIsPositive) {
   }
 }
 
-TEST(SinkhornMix, EqualsTheDefinition) {
+TEST(SinkhornMix, EqualsTheDefinition) {  // R113
   for (const int n : {1, 2, 4, 5, kMaxStreams}) {
     for (uint32_t seed = 1; seed < 20; ++seed) {
       const std::vector<float> logits = RandomNormal(n * n, seed, 2);
@@ -185,7 +185,7 @@ PreResult Pre(const Site& site, Rounding rounding, int threads = 1) {
   return r;
 }
 
-TEST(HcPre, EqualsTheDefinition) {
+TEST(HcPre, EqualsTheDefinition) {  // R112
   for (const auto& [n, dim, tokens] : {std::tuple{4, 33, 5}, {4, 256, 2}, {2, 7, 3}, {5, 48, 1}}) {
     const Site site(n, dim, tokens, false, 11, Rounding::kNone);
     const PreResult result = Pre(site, Rounding::kNone);
@@ -251,7 +251,7 @@ TEST(HcPre, ATokenDependsOnItselfAloneWithAnyNumberOfThreads) {
   EXPECT_TRUE(SameBits(one.comb, std::span(all.comb).last(16)));
 }
 
-TEST(HcPost, TheTransposeOfCombMixes) {
+TEST(HcPost, TheTransposeOfCombMixes) {  // R113
   ThreadPool pool(1);
   std::vector<float> streams{1, 10, 100};  // three streams of one dimension
   const std::vector<float> x{1000}, post{1, 2, 3};
@@ -300,7 +300,7 @@ TEST(HcPost, EqualsTheDefinitionAndRoundsOnce) {
   }
 }
 
-TEST(HcHead, EqualsTheDefinitionAndRoundsOnce) {
+TEST(HcHead, EqualsTheDefinitionAndRoundsOnce) {  // R112
   const int n = 4;
   const int64_t dim = 45, tokens = 3;
   const Site site(n, dim, tokens, true, 41, Rounding::kNone);

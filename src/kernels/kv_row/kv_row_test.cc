@@ -79,7 +79,7 @@ void ExpectFp8Definition(const KvRow& layout, const std::vector<float>& row) {
 
 constexpr KvRow kReal{.format = KvFormat::kFp8, .head_dim = 512, .rope_dim = 64};
 
-TEST(KvRow, HasTheSizesOfTheSpecification) {  // §3.1
+TEST(KvRow, HasTheSizesOfTheSpecification) {  // R133: §3.1
   EXPECT_EQ(kReal.bytes(), 584);
   EXPECT_EQ(kReal.scale_count(), 7);
   EXPECT_EQ((KvRow{KvFormat::kFp8, 128, 32}.bytes()), 168);  // 96 + 64 + 2, rounded up to 8
@@ -90,7 +90,7 @@ TEST(KvRow, HasTheSizesOfTheSpecification) {  // §3.1
   EXPECT_EQ((IndexRow{IndexFormat::kF32, 128}.bytes()), 512);
 }
 
-TEST(KvRow, Fp8IsTheModelsOwnRounding) {
+TEST(KvRow, Fp8IsTheModelsOwnRounding) {  // R122
   for (const KvRow& layout : {kReal, KvRow{KvFormat::kFp8, 128, 32}, KvRow{KvFormat::kFp8, 40, 8},
                               KvRow{KvFormat::kFp8, 64, 64}}) {
     for (uint32_t seed = 1; seed < 12; ++seed) {

@@ -110,7 +110,7 @@ struct Batch {
   }
 };
 
-TEST(Rope, RotatesAdjacentPairsOfTheLastDimensionsOfEveryHead) {
+TEST(Rope, RotatesAdjacentPairsOfTheLastDimensionsOfEveryHead) {  // R119
   const Batch batch;
   std::vector<double> expected(batch.x.begin(), batch.x.end());
   std::vector<double> size(expected.size(), 0);
@@ -140,7 +140,7 @@ TEST(Rope, RoundsEachElementOnce) {
   EXPECT_TRUE(SameBits(batch.Apply(false, Rounding::kBf16, batch.x), rounded));
 }
 
-TEST(Rope, TheInverseRestores) {
+TEST(Rope, TheInverseRestores) {  // R119
   const Batch batch;
   const std::vector<float> back =
       batch.Apply(true, Rounding::kNone, batch.Apply(false, Rounding::kNone, batch.x));
