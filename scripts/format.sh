@@ -7,8 +7,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 command -v clang-format-16 >/dev/null ||
   { echo "format: clang-format-16 is missing; run scripts/setup.sh" >&2; exit 1; }
 
-mapfile -d '' -t files < <(git ls-files -z -- src include tests bench |
-                           grep -zE '\.(h|cc|inc|cu|cuh)$')
+mapfile -d '' -t files < <(git ls-files -z -- src include tests bench examples python |
+                           grep -zE '\.(h|hpp|c|cc|inc|cu|cuh)$')
 [[ ${#files[@]} -gt 0 ]] || { echo "format: git lists no source files here" >&2; exit 1; }
 
 case ${1:-} in
