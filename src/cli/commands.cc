@@ -9,6 +9,8 @@ void AddCommands(CLI::App& app) {
   AddGenerate(app);
   AddLogits(app);
   AddPerplexity(app);
+  AddCalibrate(app);
+  AddBench(app);
 }
 
 }  // namespace halfbyte

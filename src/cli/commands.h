@@ -8,6 +8,8 @@ namespace halfbyte {
 void AddCommands(CLI::App& app);
 
 // One command each, in the file of its name.
+void AddBench(CLI::App& app);
+void AddCalibrate(CLI::App& app);
 void AddConvert(CLI::App& app);
 void AddGenerate(CLI::App& app);
 void AddInspect(CLI::App& app);

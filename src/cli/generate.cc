@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,9 +11,9 @@
 #include "base/json.h"
 #include "base/memory_usage.h"
 #include "base/progress.h"
-#include "cli/command.h"
 #include "cli/commands.h"
 #include "cli/model_flags.h"
+#include "cli/ranked_command.h"
 #include "engine/generation_config.h"
 #include "engine/generator.h"
 #include "engine/token_ids.h"
@@ -138,20 +139,25 @@ void PrintSummary(const GenerateFlags& flags, const GenerateRequest& request,
   fmt::print("{}\n", json.dump());
 }
 
-Result<ExitCode> RunGenerate(const GenerateFlags& flags) {
+Result<ExitCode> RunGenerate(const GenerateFlags& flags, Communicator& ranks) {
   GenerateRequest request;
   HB_ASSIGN_OR_RETURN(request.sampling, ResolveSampling(flags));
+  // Every rank draws the same tokens.
+  HB_RETURN_IF_ERROR(
+      ranks.Broadcast(std::as_writable_bytes(std::span(&request.sampling.seed, 1)), /*root=*/0));
   HB_ASSIGN_OR_RETURN(const std::optional<Tokenizer> tokenizer, LoadTokenizer(flags));
   HB_ASSIGN_OR_RETURN(request.prompt, EncodePrompt(flags, tokenizer));
-  HB_ASSIGN_OR_RETURN(const LoadedModel model, LoadModel(flags.model));
+  HB_ASSIGN_OR_RETURN(const LoadedModel model,
+                      LoadModel(flags.model, /*reference_tokens=*/0, &ranks));
   request.max_tokens = flags.max_tokens;
   request.stop_ids = model.transformer->config().eos_token_ids;
 
-  Printer printer(tokenizer, flags.json);
+  Printer printer(tokenizer, /*quiet=*/flags.json || !ranks.first());
   HB_ASSIGN_OR_RETURN(
       const GenerateResult result,
       Generate(*model.transformer, request, [&](int32_t token) { printer.Token(token); }));
   printer.End();
+  if (!ranks.first()) return ExitCode::kOk;
   PrintSummary(flags, request, result, printer.text());
   return ExitCode::kOk;
 }
@@ -181,7 +187,7 @@ void AddGenerate(CLI::App& app) {
                       "Keep tokens with at least this share of the best one's probability");
   command->add_option("--seed", flags->seed, "Makes sampling repeatable (default: random)");
   command->add_flag("--json", flags->json, "Print one JSON object instead of streaming the text");
-  OnRun(*command, [flags] { return RunGenerate(*flags); });
+  OnRunRanked(*command, [flags](Communicator& ranks) { return RunGenerate(*flags, ranks); });
 }
 
 }  // namespace halfbyte

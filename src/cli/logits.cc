@@ -5,9 +5,9 @@
 
 #include "base/progress.h"
 #include "checkpoint/safetensors_writer.h"
-#include "cli/command.h"
 #include "cli/commands.h"
 #include "cli/model_flags.h"
+#include "cli/ranked_command.h"
 #include "engine/prompt_logits.h"
 #include "engine/token_ids.h"
 
@@ -30,24 +30,28 @@ void AddLogits(CLI::App& app) {
       ->add_option("--chunks", flags->chunks,
                    "Sizes of the forward calls, such as 5,1,1,17; the last one repeats")
       ->delimiter(',');
-  OnRun(*command, [flags]() -> Result<ExitCode> {
+  OnRunRanked(*command, [flags](Communicator& ranks) -> Result<ExitCode> {
     HB_ASSIGN_OR_RETURN(const std::vector<int32_t> ids, ReadTokenIds(flags->ids));
-    HB_ASSIGN_OR_RETURN(const LoadedModel model,
-                        LoadModel(flags->model, flags->model.math == "fp32" ? std::ssize(ids) : 0));
+    const int64_t reference_tokens = flags->model.math == "fp32" ? std::ssize(ids) : 0;
+    HB_ASSIGN_OR_RETURN(const LoadedModel model, LoadModel(flags->model, reference_tokens, &ranks));
     const int64_t vocab = model.transformer->config().vocab_size;
-    HB_ASSIGN_OR_RETURN(
-        const auto writer,
-        SafetensorsWriter::Create(flags->out, {{"logits", DType::kF32, {std::ssize(ids), vocab}}}));
+    std::unique_ptr<SafetensorsWriter> writer;  // the first rank's
+    if (ranks.first()) {
+      HB_ASSIGN_OR_RETURN(
+          writer, SafetensorsWriter::Create(flags->out,
+                                            {{"logits", DType::kF32, {std::ssize(ids), vocab}}}));
+    }
     Progress progress("logits", std::ssize(ids), "token");
     HB_RETURN_IF_ERROR(ForEachLogits(
         *model.transformer, ids, flags->chunks,
         [&](int64_t first, MatrixView<const float> logits) -> Status {
           progress.Advance(logits.rows);
+          if (!writer) return {};
           const std::span<const float> values(logits.data,
                                               static_cast<size_t>(logits.rows * logits.columns));
           return writer->Write(0, first * vocab * int64_t{sizeof(float)}, std::as_bytes(values));
         }));
-    HB_RETURN_IF_ERROR(writer->Finish());
+    if (writer) HB_RETURN_IF_ERROR(writer->Finish());
     return ExitCode::kOk;
   });
 }

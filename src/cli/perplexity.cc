@@ -1,7 +1,6 @@
 // halfbyte perplexity MODEL_DIR --text FILE | --ids FILE: see docs/perplexity.md.
 #include "engine/perplexity.h"
 
-#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <numeric>
@@ -12,16 +11,13 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/progress.h"
-#include "cli/command.h"
 #include "cli/commands.h"
 #include "cli/model_flags.h"
+#include "cli/ranked_command.h"
 #include "engine/token_ids.h"
-#include "text/tokenizer.h"
 
 namespace halfbyte {
 namespace {
-
-constexpr int64_t kDefaultContext = 1024;
 
 struct PerplexityFlags {
   ModelFlags model;
@@ -33,21 +29,16 @@ struct PerplexityFlags {
 
 Result<std::vector<std::vector<int32_t>>> ReadSequences(const PerplexityFlags& flags) {
   if (!flags.ids.empty()) return ReadTokenSequences(flags.ids);
-  HB_ASSIGN_OR_RETURN(const Tokenizer tokenizer,
-                      Tokenizer::Load(flags.model.directory / "tokenizer.json"));
   HB_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(flags.text));
-  HB_ASSIGN_OR_RETURN(auto ids, tokenizer.Encode(text, ControlTokens::kRecognized));
+  HB_ASSIGN_OR_RETURN(auto ids, EncodeText(flags.model, text));
   return std::vector<std::vector<int32_t>>{std::move(ids)};
 }
 
-Result<ExitCode> RunPerplexity(const PerplexityFlags& flags) {
+Result<ExitCode> RunPerplexity(const PerplexityFlags& flags, Communicator& ranks) {
   HB_ASSIGN_OR_RETURN(const auto sequences, ReadSequences(flags));
-  HB_ASSIGN_OR_RETURN(const LoadedModel model, LoadModel(flags.model));
-  const int64_t limit = model.transformer->config().max_position_embeddings;
-  const int64_t context = flags.context.value_or(std::min(kDefaultContext, limit));
-  if (context > limit) {
-    return MakeError("--context {} exceeds the model's context of {}", context, limit);
-  }
+  HB_ASSIGN_OR_RETURN(const LoadedModel model,
+                      LoadModel(flags.model, /*reference_tokens=*/0, &ranks));
+  HB_ASSIGN_OR_RETURN(const int64_t context, ContextOf(*model.transformer, flags.context));
   std::vector<std::vector<int32_t>> pieces;
   int64_t total = 0;
   for (const auto& sequence : sequences) {
@@ -59,6 +50,7 @@ Result<ExitCode> RunPerplexity(const PerplexityFlags& flags) {
   HB_ASSIGN_OR_RETURN(const Perplexity result,
                       MeasurePerplexity(*model.transformer, pieces,
                                         [&](int64_t tokens) { progress.Advance(tokens); }));
+  if (!ranks.first()) return ExitCode::kOk;
   if (flags.json) {
     const Json json = {{"nll", result.nll}, {"tokens", result.tokens}, {"context", context}};
     fmt::print("{}\n", json.dump());
@@ -83,7 +75,7 @@ void AddPerplexity(CLI::App& app) {
                       "Tokens that are evaluated together; longer texts are cut into pieces of it "
                       "(default: 1024, or the model's context if that is smaller)");
   command->add_flag("--json", flags->json, "Print {\"nll\", \"tokens\", \"context\"}");
-  OnRun(*command, [flags] { return RunPerplexity(*flags); });
+  OnRunRanked(*command, [flags](Communicator& ranks) { return RunPerplexity(*flags, ranks); });
 }
 
 }  // namespace halfbyte

@@ -1,0 +1,96 @@
+// halfbyte calibrate MODEL_DIR --text FILE --out scales.json: see docs/calibrate.md.
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/progress.h"
+#include "cli/command.h"
+#include "cli/commands.h"
+#include "cli/model_flags.h"
+#include "engine/calibration.h"
+#include "engine/perplexity.h"
+
+namespace halfbyte {
+namespace {
+
+struct CalibrateFlags {
+  ModelFlags model;
+  std::string text;
+  std::string out;
+  std::optional<int64_t> context;
+  bool json = false;
+};
+
+void PrintTable(const ActivationMeasurement& measurement) {
+  fmt::print("layer  stage    {:>12}  {:>12}  {:>9}  {:>9}  unseen experts\n", "amax", "99.9 % <",
+             "clipped", "flushed");
+  for (size_t l = 0; l < measurement.layers.size(); ++l) {
+    const LayerMeasurement& layer = measurement.layers[l];
+    const auto print = [&](const char* name, const StageMeasurement& stage, int64_t unseen) {
+      const Nvfp4BlockStats& seen = stage.under_checkpoint;
+      const auto count = [&](int64_t n) { return seen.blocks == 0 ? "-" : std::to_string(n); };
+      fmt::print("{:5}  {:7}  {:12.6g}  {:12.6g}  {:>9}  {:>9}  {}\n", l, name, stage.amax,
+                 stage.BlockAmaxPercentile(0.999), count(seen.clipped), count(seen.flushed),
+                 unseen);
+    };
+    print("gate_up", layer.gate_up, layer.experts_without_rows());
+    print("down", layer.down, layer.experts_without_rows());
+  }
+}
+
+Result<ExitCode> RunCalibrate(const CalibrateFlags& flags) {
+  HB_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(flags.text));
+  HB_RETURN_IF_ERROR(CheckWritable(flags.out));  // before the work, not after it
+  ModelFlags model_flags = flags.model;
+  const int headroom = std::exchange(model_flags.headroom, std::nullopt).value_or(kDefaultHeadroom);
+  HB_ASSIGN_OR_RETURN(const LoadedModel model, LoadModel(model_flags));
+  HB_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, EncodeText(model_flags, text));
+  HB_ASSIGN_OR_RETURN(const int64_t context, ContextOf(*model.transformer, flags.context));
+  HB_ASSIGN_OR_RETURN(const auto pieces, CutIntoContexts(tokens, context));
+  Progress progress("calibrate", std::ssize(tokens), "token");
+  HB_ASSIGN_OR_RETURN(const ActivationMeasurement measurement,
+                      MeasureActivations(*model.transformer, pieces, headroom,
+                                         [&](int64_t count) { progress.Advance(count); }));
+  HB_ASSIGN_OR_RETURN(const Json json, measurement.ToJson());
+  HB_RETURN_IF_ERROR(WriteFileAtomically(flags.out, json.dump(2) + "\n"));
+  const std::vector<ScaleFinding> findings = JudgeMeasurement(measurement);
+  const bool failed = std::any_of(findings.begin(), findings.end(),
+                                  [](const ScaleFinding& finding) { return finding.failed; });
+  if (flags.json) {
+    fmt::print("{}\n", json.dump());
+  } else {
+    PrintTable(measurement);
+    fmt::print("wrote {}\n", flags.out);
+  }
+  for (const ScaleFinding& finding : findings) {
+    fmt::print(stderr, "halfbyte calibrate: {}{}\n",
+               finding.failed ? "" : "warning: ", finding.text);
+  }
+  return failed ? ExitCode::kFailed : ExitCode::kOk;
+}
+
+}  // namespace
+
+void AddCalibrate(CLI::App& app) {
+  auto flags = std::make_shared<CalibrateFlags>();
+  CLI::App* command = app.add_subcommand(
+      "calibrate", "Measure the activations of the experts and write scales for --arithmetic w4a4");
+  AddDirectoryFlag(*command, flags->model);
+  command->add_option("--text", flags->text, "Text file; control tokens in it are recognized")
+      ->required();
+  command->add_option("--out", flags->out, "File of the scales (JSON)")->required();
+  command->add_option("--context", flags->context,
+                      "Tokens that are evaluated together; longer texts are cut into pieces of it "
+                      "(default: 1024, or the model's context if that is smaller)");
+  AddHeadroomFlag(*command, flags->model);
+  AddThreadsFlag(*command, flags->model);
+  command->add_flag("--json", flags->json, "Print the content of the file instead of a table");
+  OnRun(*command, [flags] { return RunCalibrate(*flags); });
+}
+
+}  // namespace halfbyte
