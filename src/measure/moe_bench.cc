@@ -11,6 +11,7 @@
 #include "base/check.h"
 #include "base/memory_usage.h"
 #include "base/progress.h"
+#include "kernels/packed_linear/packed_linear.h"
 #include "kernels/quantize_nvfp4/quantize_nvfp4.h"
 #include "measure/machine_limits.h"
 #include "measure/peak_loops.h"
@@ -59,13 +60,34 @@ class PhaseClock : public MoeObserver {
   Clock::time_point activated;
 };
 
-// Everything of one run but the experts.
+// A layer and the stored weights it was made from.
+struct Subject {
+  SyntheticExperts experts;
+  MoeLayer layer;
+  double pack_seconds = 0;  // 0: it computes from the stored weights
+
+  // What a step reads of this expert.
+  MemorySpan memory(int32_t expert) const {
+    const PackedExpert* packed = layer.packed_expert(LocalExpert{expert});
+    if (packed == nullptr) return experts.memory(expert);
+    const int64_t bytes = packed->gate.bytes() + packed->up.bytes() + packed->down.bytes();
+    return {reinterpret_cast<const std::byte*>(packed->gate.data), static_cast<size_t>(bytes)};
+  }
+};
+
+std::string_view KernelName(const Context& context, const MoeLayer& layer) {
+  if (layer.packed_expert(LocalExpert{0}) == nullptr) return "stored weights";
+  const bool w4a4 = layer.params().arithmetic == Arithmetic::kW4a4;
+  return BestPackedKernel(w4a4 ? PackedArithmetic::kW4a4 : PackedArithmetic::kW4a16, context.isa())
+      .name;
+}
+
+// Everything of one run but the weights.
 class Bench {
  public:
-  Bench(const Context& context, const MoeBenchOptions& options, const SyntheticExperts& experts)
+  Bench(const Context& context, const MoeBenchOptions& options)
       : context_(context),
         options_(options),
-        experts_(experts),
         routing_(options.shape),
         workspace_(LimitsOf(options)) {
     const auto tokens = static_cast<size_t>(workspace_.limits.tokens);
@@ -80,8 +102,8 @@ class Bench {
     weights_.resize(ids_.size());
   }
 
-  Result<MoeLayer> MakeLayer(Arithmetic arithmetic) const;
-  MoeBenchRow MeasureRow(MoeLayer& layer, int64_t tokens);
+  Result<Subject> MakeSubject(Arithmetic arithmetic) const;
+  MoeBenchRow MeasureRow(Subject& subject, int64_t tokens);
   void MeasurePeaks();
   void AddLimits(MoeBenchReport& report) const;
 
@@ -95,12 +117,11 @@ class Bench {
   };
 
   Step RunStep(const MoeLayer& layer, int64_t tokens);
-  double ReadRate(int64_t bytes);
+  double ReadRate(const Subject& subject, int64_t bytes);
   void MeasurePhases(MoeLayer& layer, MoeBenchRow& row);
 
   const Context& context_;
   const MoeBenchOptions& options_;
-  const SyntheticExperts& experts_;
   RotatingRouting routing_;
   MoeWorkspace workspace_;
   std::vector<float> hidden_;                       // [tokens, hidden], bf16 values
@@ -111,7 +132,7 @@ class Bench {
   std::vector<double> reads_, int8_, bf16_, fp32_;  // per second
 };
 
-Result<MoeLayer> Bench::MakeLayer(Arithmetic arithmetic) const {
+Result<Subject> Bench::MakeSubject(Arithmetic arithmetic) const {
   const auto amax_scale = [](float amax) { return GlobalScaleFor(amax, Nvfp4Rule::kAmaxTo6); };
   MoeParams params{.hidden = options_.shape.hidden,
                    .intermediate = options_.shape.intermediate,
@@ -120,9 +141,16 @@ Result<MoeLayer> Bench::MakeLayer(Arithmetic arithmetic) const {
   // As a calibrated checkpoint would have them: hidden and h stay near 1.
   params.gate_up_input_scale = amax_scale(8);
   params.down_input_scale = amax_scale(8);
-  return MoeLayer::Create(params,
-                          ExpertPlacement::Single(static_cast<int32_t>(options_.shape.experts)),
-                          experts_.weights(), "bench", {.pool = &context_.pool()});
+  HB_ASSIGN_OR_RETURN(SyntheticExperts experts, SyntheticExperts::Make(context_, options_.shape));
+  const auto placement = ExpertPlacement::Single(static_cast<int32_t>(options_.shape.experts));
+  const MoePacking packing{.pool = &context_.pool(),
+                           .release = [&](LocalExpert e) { experts.Drop(Index(e)); }};
+  const auto start = Clock::now();
+  HB_ASSIGN_OR_RETURN(MoeLayer layer,
+                      MoeLayer::Create(params, placement, experts.weights(), "bench moe", packing));
+  const double seconds = Seconds(Clock::now() - start);
+  const bool packed = layer.packed_expert(LocalExpert{0}) != nullptr;
+  return Subject{std::move(experts), std::move(layer), packed ? seconds : 0};
 }
 
 Bench::Step Bench::RunStep(const MoeLayer& layer, int64_t tokens) {
@@ -147,19 +175,22 @@ Bench::Step Bench::RunStep(const MoeLayer& layer, int64_t tokens) {
 }
 
 // Bytes per second of reading about `bytes` of the next experts.
-double Bench::ReadRate(int64_t bytes) {
+double Bench::ReadRate(const Subject& subject, int64_t bytes) {
   const int64_t expert_bytes = options_.shape.expert_bytes();
   const int64_t count =
       std::clamp(std::min(bytes, kMaxReadBytes) / expert_bytes, int64_t{1}, options_.shape.experts);
   std::vector<MemorySpan> memory;
-  for (const int32_t expert : routing_.Take(count)) memory.push_back(experts_.memory(expert));
+  for (const int32_t expert : routing_.Take(count)) memory.push_back(subject.memory(expert));
   const double rate = static_cast<double>(count * expert_bytes) / SecondsToRead(context_, memory);
   reads_.push_back(rate);
   return rate;
 }
 
-MoeBenchRow Bench::MeasureRow(MoeLayer& layer, int64_t tokens) {
-  MoeBenchRow row{.tokens = tokens, .arithmetic = layer.params().arithmetic};
+MoeBenchRow Bench::MeasureRow(Subject& subject, int64_t tokens) {
+  MoeLayer& layer = subject.layer;
+  MoeBenchRow row{.tokens = tokens,
+                  .arithmetic = layer.params().arithmetic,
+                  .kernel = std::string(KernelName(context_, layer))};
   const Clock::time_point start = Clock::now();
   RunStep(layer, tokens);  // pages in, caches warm
   const double first = Seconds(Clock::now() - start);
@@ -167,7 +198,7 @@ MoeBenchRow Bench::MeasureRow(MoeLayer& layer, int64_t tokens) {
   while (row.steps < kMinSteps ||
          (row.steps < kMaxSteps && Seconds(Clock::now() - start) < options_.seconds_per_row)) {
     const Step step = RunStep(layer, tokens);
-    const double rate = ReadRate(step.weight_bytes);
+    const double rate = ReadRate(subject, step.weight_bytes);
     route.push_back(Seconds(step.routed - step.start));
     layer_seconds.push_back(step.layer_seconds());
     reads.push_back(rate);
@@ -222,11 +253,12 @@ void Bench::AddLimits(MoeBenchReport& report) const {
 int64_t MoeBenchBytes(const MoeBenchOptions& options) {
   const MoeLimits limits = LimitsOf(options);
   const int64_t rows = limits.tokens * (2 * limits.hidden + limits.experts + 2 * limits.top_k);
-  // The stored experts stay for the read test and the next arithmetic; all but ref packs its own.
-  const bool packed = std::any_of(options.arithmetic.begin(), options.arithmetic.end(),
-                                  [](Arithmetic a) { return a != Arithmetic::kRef; });
-  return (packed ? 2 : 1) * options.shape.experts * options.shape.expert_bytes() +
-         MoeWorkspace::Bytes(limits) + rows * int64_t{sizeof(float)};
+  const MoeShape& shape = options.shape;
+  // All experts, stored or packed; one in both forms while it is packed; what all are copies of;
+  // and one projection before it is quantized.
+  const int64_t weights = (shape.experts + 2) * shape.expert_bytes() +
+                          shape.hidden * shape.intermediate * int64_t{sizeof(float)};
+  return weights + MoeWorkspace::Bytes(limits) + rows * int64_t{sizeof(float)};
 }
 
 Status CheckMoeBench(const MoeBenchOptions& options, int64_t available_bytes) {
@@ -254,8 +286,7 @@ Status CheckMoeBench(const MoeBenchOptions& options, int64_t available_bytes) {
 Result<MoeBenchReport> BenchMoe(const Context& context, const MoeBenchOptions& options) {
   HB_RETURN_IF_ERROR(
       CheckMoeBench(options, AvailableMemoryBytes().value_or(std::numeric_limits<int64_t>::max())));
-  HB_ASSIGN_OR_RETURN(const auto experts, SyntheticExperts::Make(context, options.shape));
-  Bench bench(context, options, experts);
+  Bench bench(context, options);
   MoeBenchReport report{.shape = options.shape,
                         .threads = context.pool().threads(),
                         .cpu = CpuModelName(),
@@ -265,9 +296,14 @@ Result<MoeBenchReport> BenchMoe(const Context& context, const MoeBenchOptions& o
                     "row");
   bench.MeasurePeaks();
   for (const Arithmetic arithmetic : options.arithmetic) {
-    HB_ASSIGN_OR_RETURN(MoeLayer layer, bench.MakeLayer(arithmetic));
+    HB_ASSIGN_OR_RETURN(Subject subject, bench.MakeSubject(arithmetic));
+    if (subject.pack_seconds > 0) {
+      report.pack_bytes_per_second =
+          static_cast<double>(options.shape.experts * options.shape.expert_bytes()) /
+          subject.pack_seconds;
+    }
     for (const int64_t tokens : options.tokens) {
-      report.rows.push_back(bench.MeasureRow(layer, tokens));
+      report.rows.push_back(bench.MeasureRow(subject, tokens));
       bench.MeasurePeaks();
       progress.Advance(1);
     }

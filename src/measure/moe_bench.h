@@ -28,6 +28,7 @@ struct MoeBenchOptions {
 struct MoeBenchRow {
   int64_t tokens = 0;
   Arithmetic arithmetic = Arithmetic::kW4a16;
+  std::string kernel;
   int64_t steps = 0;
   double route_us = 0;  // from logits to experts and weights
   double layer_us = 0;  // from hidden rows and routing to the sum over experts
@@ -54,6 +55,7 @@ struct MoeBenchReport {
   double fp32_flops = 0;
   std::string int8_instruction;  // fp32's where the machine has nothing better
   std::string bf16_instruction;
+  double pack_bytes_per_second = 0;  // of the last layer that was packed; 0: none
   std::vector<MoeBenchRow> rows;
 };
 

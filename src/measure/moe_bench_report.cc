@@ -21,6 +21,7 @@ Json MoeBenchJson(const MoeBenchReport& report) {
   for (const MoeBenchRow& row : report.rows) {
     rows.push_back({{"tokens", row.tokens},
                     {"arithmetic", ArithmeticName(row.arithmetic)},
+                    {"kernel", row.kernel},
                     {"layer_us", row.layer_us},
                     {"weight_bytes", row.weight_bytes},
                     {"flops", row.flops},
@@ -51,6 +52,7 @@ Json MoeBenchJson(const MoeBenchReport& report) {
             {"fp32_gflops", Giga(report.fp32_flops)},
             {"int8_instruction", report.int8_instruction},
             {"bf16_instruction", report.bf16_instruction}}},
+          {"pack_gb_per_s", Giga(report.pack_bytes_per_second)},
           {"rows", std::move(rows)}};
 }
 
@@ -60,19 +62,22 @@ std::string MoeBenchText(const MoeBenchReport& report) {
       "{}, {} threads, {}\n"
       "hidden {}, intermediate {}, {} experts, {} per token; {} of memory\n"
       "limits: read {:.1f} GB/s, int8 {:.0f} GOP/s ({}), bf16 {:.0f} GFLOP/s ({}), "
-      "fp32 {:.0f} GFLOP/s\n\n"
-      "{:>10} {:>7} {:>11} {:>9} {:>9} {:>9} {:>9} {:>9} {:>7} {:>8}\n",
+      "fp32 {:.0f} GFLOP/s\n"
+      "packed at {:.2f} GB/s\n\n"
+      "{:>10} {:>7} {:>11} {:>9} {:>9} {:>9} {:>9} {:>9} {:>7} {:>8}  kernel\n",
       report.cpu, report.threads, report.instruction_set, shape.hidden, shape.intermediate,
       shape.experts, shape.top_k, HumanQuantity(static_cast<double>(report.memory_bytes), "B"),
       Giga(report.read_bytes_per_second), Giga(report.int8_ops), report.int8_instruction,
-      Giga(report.bf16_flops), report.bf16_instruction, Giga(report.fp32_flops), "arithmetic",
-      "tokens", "layer us", "route", "plan", "gate_up", "down", "GB/s", "of read", "GFLOP/s");
+      Giga(report.bf16_flops), report.bf16_instruction, Giga(report.fp32_flops),
+      Giga(report.pack_bytes_per_second), "arithmetic", "tokens", "layer us", "route", "plan",
+      "gate_up", "down", "GB/s", "of read", "GFLOP/s");
   for (const MoeBenchRow& row : report.rows) {
     text += fmt::format(
-        "{:>10} {:>7} {:>11.1f} {:>9.1f} {:>9.1f} {:>9.1f} {:>9.1f} {:>9.2f} {:>6.0f}% {:>8.1f}\n",
+        "{:>10} {:>7} {:>11.1f} {:>9.1f} {:>9.1f} {:>9.1f} {:>9.1f} {:>9.2f} {:>6.0f}% {:>8.1f}  "
+        "{}\n",
         ArithmeticName(row.arithmetic), row.tokens, row.layer_us, row.route_us, row.plan_us,
         row.gate_up_us, row.down_us, Giga(BytesPerSecond(row)), 100 * row.read_share,
-        Giga(Flops(row)));
+        Giga(Flops(row)), row.kernel);
   }
   return text;
 }

@@ -1,6 +1,7 @@
 #include "measure/synthetic_experts.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "kernels/quantize_nvfp4/quantize_nvfp4.h"
+#include "tensor/scale_layout.h"
 
 namespace halfbyte {
 namespace {
@@ -65,9 +67,8 @@ Result<SyntheticExperts> SyntheticExperts::Make(const Context& context, const Mo
   SyntheticExperts experts;
   experts.expert_bytes_ = shape.expert_bytes();
   const int64_t bytes = shape.experts * shape.expert_bytes();
-  HB_ASSIGN_OR_RETURN(experts.memory_, ZeroedMemory::Allocate(bytes, "synthetic experts"));
-  // Small pages cost a tenth of the speed; where there are no huge ones, that is how it is.
-  (void)::madvise(experts.memory_.data(), static_cast<size_t>(bytes), MADV_HUGEPAGE);
+  HB_ASSIGN_OR_RETURN(experts.memory_,
+                      ZeroedMemory::Allocate(bytes, "synthetic experts", Pages::kHuge));
   experts.weights_.resize(static_cast<size_t>(shape.experts));
   context.pool().ParallelFor(shape.experts, 1, [&](int64_t begin, int64_t end) {
     for (int64_t e = begin; e < end; ++e) {
@@ -79,6 +80,14 @@ Result<SyntheticExperts> SyntheticExperts::Make(const Context& context, const Mo
     }
   });
   return experts;
+}
+
+void SyntheticExperts::Drop(int32_t expert) {
+  const int64_t page = ::sysconf(_SC_PAGESIZE);
+  const int64_t begin = RoundUp(expert * expert_bytes_, page);  // neighbours keep shared pages
+  const int64_t end = (expert + 1) * expert_bytes_ / page * page;
+  if (begin >= end) return;
+  (void)::madvise(memory_.data() + begin, static_cast<size_t>(end - begin), MADV_DONTNEED);
 }
 
 }  // namespace halfbyte

@@ -26,6 +26,8 @@ class SyntheticExperts {
   MemorySpan memory(int32_t expert) const {
     return {memory_.data() + expert * expert_bytes_, static_cast<size_t>(expert_bytes_)};
   }
+  // Gives the memory of this expert back to the system: its weights read as zero from now on.
+  void Drop(int32_t expert);
 
  private:
   ZeroedMemory memory_;

@@ -127,6 +127,10 @@ class MoeLayer {
   const ExpertPlacement& placement() const { return placement_; }
   // Bytes of weights as stored.
   int64_t weight_bytes() const;
+  // What the products of this expert are computed from; null if that is the stored bytes.
+  const PackedExpert* packed_expert(LocalExpert e) const {
+    return packed_ ? &(*packed_)[e] : nullptr;
+  }
 
  private:
   // One piece of tokens on its way through the layer; the steps below run in this order.
