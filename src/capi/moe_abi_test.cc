@@ -234,7 +234,7 @@ TEST(MoeAbi, ThreadsShareALayerEachWithItsOwnWorkspace) {
   EXPECT_EQ(CountersOf(layer).gate_up.blocks, blocks * (1 + kThreads * kRuns));
 }
 
-TEST(MoeAbi, ASecondUseOfAWorkspaceAtTheSameTimeIsRefusedR94) {
+TEST(MoeAbi, ASecondUseOfAWorkspaceAtTheSameTimeIsRefusedR94) {  // R94
   const CapiWeights weights(WeightFormat::kNvfp4);
   const LayerHandle layer = weights.Create();
   const WorkspaceHandle workspace = CreateWorkspace(layer);
@@ -273,7 +273,7 @@ TEST(MoeAbi, CallsThatMeetOnAWorkspaceAreBusyOrRightR94) {
   EXPECT_EQ(wrong, 0);
 }
 
-TEST(MoeAbi, TwoLayersOnOneWorkspaceEqualPrivateWorkspacesR94) {
+TEST(MoeAbi, TwoLayersOnOneWorkspaceEqualPrivateWorkspacesR94) {  // R94
   const CapiWeights first_weights(WeightFormat::kNvfp4, kCapiShape, 1);
   const CapiWeights second_weights(WeightFormat::kNvfp4, kCapiShape, 2);
   const LayerHandle first = first_weights.Create();

@@ -21,7 +21,7 @@ std::vector<float> Output(const MoeLayer& layer, const TestLayer& test, const Te
   return y;
 }
 
-TEST(PackedExperts, NothingReadsTheStoredBytesOnceTheyAreReleased) {
+TEST(PackedExperts, NothingReadsTheStoredBytesOnceTheyAreReleased) {  // R101
   for (const Arithmetic arithmetic : {Arithmetic::kW4a4, Arithmetic::kW4a16}) {
     TestLayer test(kShape, WeightFormat::kNvfp4, 1);
     const TestInput input(kShape, 2);

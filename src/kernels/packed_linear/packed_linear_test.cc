@@ -189,7 +189,7 @@ TEST_P(PackedLinear, ATokenAloneIsTheTokenInAnyBatch) {  // R49, R67
   }
 }
 
-TEST_P(PackedLinear, ARangeWritesItsColumnsOnly) {
+TEST_P(PackedLinear, ARangeWritesItsColumnsOnly) {  // R64
   const FourBitWeights w(WeightFormat::kNvfp4, 72, 256, 7);
   const OwnedPacked packed(w.matrix);
   const Activations x(6, 256, 8);

@@ -25,7 +25,7 @@ TEST(PackedMatrix, UnpacksToTheBytesItWasMadeOf) {
   }
 }
 
-TEST(PackedMatrix, EveryCodeAndEveryScaleByteSurvives) {
+TEST(PackedMatrix, EveryCodeAndEveryScaleByteSurvives) {  // R57, R106
   // Row r holds scale byte r; the columns hold all codes.
   FourBitWeights w(WeightFormat::kNvfp4, 0x7f, 64, 2);
   for (size_t i = 0; i < w.codes.size(); ++i) w.codes[i] = static_cast<std::byte>(i * 0x1f);
