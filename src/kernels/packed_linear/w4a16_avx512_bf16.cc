@@ -15,7 +15,7 @@ constexpr int64_t kXBytes = 128;  // a tile of bf16
 // As in w4a4_avx512_vnni.cc.
 constexpr int64_t kPrefetchBytes = 2 * kTileBytes;
 constexpr int64_t kGemvTokens = 4;
-constexpr int64_t kStripTiles = 6;
+constexpr int64_t kStripTiles = 4;
 constexpr int64_t kChunkTokens = 128;
 constexpr int64_t kGroup = 8;
 
@@ -94,6 +94,11 @@ void Unpack(const uint8_t* tile, int64_t tiles, Strip& strip) {
   uint8_t* values = strip.values;
   float* scales = strip.scales;
   for (int64_t i = 0; i < tiles; ++i, tile += kTileBytes) {
+    // The next strip travels while this one is multiplied.
+    for (int line = 0; line < 9; ++line) {
+      const uint8_t* next = tile + kStripTiles * kTileBytes + line * 64;
+      _mm_prefetch(reinterpret_cast<const char*>(next), _MM_HINT_T1);
+    }
 #pragma GCC unroll 4
     for (int b = 0; b < 4; ++b, values += 512, scales += 16) {
 #pragma GCC unroll 8

@@ -108,6 +108,11 @@ void Unpack(const uint8_t* tile, int64_t tiles, Strip& strip) {
   uint8_t* bytes = strip.bytes;
   float* scales = strip.scales;
   for (int64_t i = 0; i < tiles; ++i, tile += kTileBytes) {
+    // The next strip travels while this one is multiplied.
+    for (int line = 0; line < 9; ++line) {
+      const uint8_t* next = tile + kStripTiles * kTileBytes + line * 64;
+      _mm_prefetch(reinterpret_cast<const char*>(next), _MM_HINT_T1);
+    }
     for (int b = 0; b < 4; ++b, bytes += 256, scales += 16) {
       __m512i w[4];
       Decode(tile, b, table, w);
