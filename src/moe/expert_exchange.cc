@@ -20,10 +20,6 @@ ExpertExchange::ExpertExchange(Communicator& communicator, const MoeLimits& limi
       all_(std::make_unique_for_overwrite<float[]>(
           static_cast<size_t>(limits.slots() * limits.hidden))) {}
 
-int64_t ExpertExchange::Bytes(const MoeLimits& limits) {
-  return 2 * limits.slots() * limits.hidden * int64_t{sizeof(float)};
-}
-
 void ExpertExchange::Plan(const ExpertPlacement& placement, MatrixView<const int32_t> topk_ids) {
   const int64_t slots = topk_ids.rows * topk_ids.columns;
   const auto owner = [&](int64_t slot) {

@@ -22,12 +22,9 @@ namespace halfbyte {
 
 class ExpertExchange {
  public:
-  // Buffers for calls within `limits`, shared by all layers like the workspace. The communicator
-  // must outlive the exchange.
+  // Buffers for calls within `limits`, shared by all layers like the workspace: twice [slots,
+  // hidden] fp32. The communicator must outlive the exchange.
   ExpertExchange(Communicator& communicator, const MoeLimits& limits);
-
-  // Bytes of the buffers.
-  static int64_t Bytes(const MoeLimits& limits);
 
   // As MoeLayer::Run, but `out` is the sum over the experts of all ranks. The layer's placement
   // must be made for this rank, and hidden and routing must be the same on all ranks. Counters
