@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <atomic>
 #include <chrono>
@@ -224,6 +225,16 @@ TEST(MappedFile, MapsEmptyAndRefusesMissing) {
   EXPECT_NE(missing.error().message.find("halfbyte_empty"), std::string::npos);
 }
 
+TEST(MappedFile, RefusesAPipeWithoutWaitingForItsWriter) {
+  const fs::path path = fs::path(testing::TempDir()) / "halfbyte_pipe";
+  fs::remove(path);
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  const auto pipe = MappedFile::Open(path);
+  ASSERT_FALSE(pipe);
+  EXPECT_EQ(pipe.error().message, path.string() + ": not a regular file");
+  fs::remove(path);
+}
+
 TEST(MappedFileDeathTest, TruncationMeanwhileEndsWithASentence) {
   const fs::path path = fs::path(testing::TempDir()) / "halfbyte_truncated";
   ASSERT_TRUE(WriteFileAtomically(path, std::string(100000, 'x')));
@@ -237,6 +248,15 @@ TEST(MappedFileDeathTest, TruncationMeanwhileEndsWithASentence) {
       },
       testing::ExitedWithCode(1), "truncated while it was being read");
   fs::remove(path);
+}
+
+TEST(MemoryUsage, ThePeakIsThisProgramsOwn) {
+  constexpr size_t kSize = size_t{64} << 20;
+  const int64_t before = PeakResidentBytes();
+  EXPECT_GT(before, 0);
+  const std::string touched(kSize, 'x');
+  EXPECT_GE(PeakResidentBytes(), static_cast<int64_t>(touched.size()));
+  EXPECT_GE(PeakResidentBytes(), before);
 }
 
 TEST(Progress, QuantitiesReadWell) {

@@ -73,7 +73,9 @@ Result<Json> ParseJson(std::string_view text, std::string_view source) {
     if (!callback->problem.empty()) return MakeError("{}: JSON {}", source, callback->problem);
     return value;
   } catch (const Json::exception& e) {
-    return MakeError("{}: not valid JSON: {}", source, e.what());
+    std::string_view why = e.what();  // "[json.exception.parse_error.101] parse error at ..."
+    why.remove_prefix(why.starts_with('[') ? why.find("] ") + 2 : 0);
+    return MakeError("{}: not valid JSON: {}", source, why);
   }
 }
 

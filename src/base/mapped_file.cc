@@ -14,7 +14,8 @@
 namespace halfbyte {
 
 Result<MappedFile> MappedFile::Open(const std::filesystem::path& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // O_NONBLOCK: opening a pipe would wait for somebody to write into it.
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return MakeError("{}: cannot open: {}", path.string(), std::strerror(errno));
   struct stat info {};
   if (::fstat(fd, &info) != 0) {

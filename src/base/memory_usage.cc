@@ -1,34 +1,36 @@
 #include "base/memory_usage.h"
 
-#include <sys/resource.h>
-
 #include <algorithm>
 #include <fstream>
 #include <limits>
 #include <string>
+#include <string_view>
 
 #include "base/cgroup.h"
 
 namespace halfbyte {
+namespace {
 
-int64_t PeakResidentBytes() {
-  struct rusage usage {};
-  ::getrusage(RUSAGE_SELF, &usage);
-  return int64_t{usage.ru_maxrss} * 1024;
-}
-
-std::optional<int64_t> AvailableMemoryBytes() {
-  std::ifstream file("/proc/meminfo");
+// The bytes that a line "NAME: NUMBER kB" of a file of the kernel states.
+std::optional<int64_t> ReadBytes(const char* path, std::string_view name) {
+  std::ifstream file(path);
   std::string field;
-  for (int64_t kibibytes = 0; file >> field >> kibibytes;) {
-    if (field == "MemAvailable:") {
-      const int64_t limit =
-          ReadCgroupLimits().memory_bytes.value_or(std::numeric_limits<int64_t>::max());
-      return std::min(kibibytes * 1024, limit);
-    }
+  while (file >> field) {
+    if (int64_t kibibytes = 0; field == name && file >> kibibytes) return kibibytes * 1024;
     file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
   }
   return std::nullopt;
+}
+
+}  // namespace
+
+// Not getrusage: its peak is inherited from the program that started this one.
+int64_t PeakResidentBytes() { return ReadBytes("/proc/self/status", "VmHWM:").value_or(0); }
+
+std::optional<int64_t> AvailableMemoryBytes() {
+  const std::optional<int64_t> bytes = ReadBytes("/proc/meminfo", "MemAvailable:");
+  if (!bytes) return std::nullopt;
+  return std::min(*bytes, ReadCgroupLimits().memory_bytes.value_or(*bytes));
 }
 
 }  // namespace halfbyte

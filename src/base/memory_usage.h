@@ -6,6 +6,7 @@
 
 namespace halfbyte {
 
+// The largest resident memory so far, mapped files included; 0 if the kernel does not say.
 int64_t PeakResidentBytes();
 
 // What may still be allocated without pushing somebody out: the machine's estimate, or the control

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <system_error>
 
 #include "base/cgroup.h"
 #include "base/check.h"
@@ -32,7 +33,10 @@ int AvailableProcessors() {
 
 ThreadPool::ThreadPool(int threads) : always_crowded_(threads > AvailableProcessors()) {
   HB_CHECK(threads >= 1, "threads {}", threads);
-  for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { WorkerMain(); });
+  try {
+    for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { WorkerMain(); });
+  } catch (const std::system_error&) {  // a limit on threads or memory: fewer do the same work
+  }
 }
 
 ThreadPool::~ThreadPool() {
