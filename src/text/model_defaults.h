@@ -1,11 +1,10 @@
 // halfbyte.json: what a model directory says to halfbyte beyond its own files. All fields are
 // optional:
 //
-//   { "default_thinking": false,              a chat starts with thinking off (else on)
-//     "default_reasoning_effort": "high",     low | high | max
-//     "effort_profile": "preview",            preview | official: what an effort adds, see
-//     EffortTexts "effort_texts": {"max": "..."} }        the wording that goes before the first
-//     message
+//   default_thinking: false              a chat starts with thinking off (else on)
+//   default_reasoning_effort: "high"     low | high | max
+//   effort_profile: "preview"            preview | official: what an effort adds (EffortTexts)
+//   effort_texts: {"max": "..."}         the wording that goes before the first message
 //
 // Wording is data, never in our source (server.md §3.1). Unknown fields are errors.
 #pragma once

@@ -95,11 +95,12 @@ Result<SplitRule> ReadSplit(dom::element value, const std::string& source,
       JsonFields::Of(*pattern, source, fields.Path("pattern"), {"Regex", "String"}));
   HB_ASSIGN_OR_RETURN(const auto regex, kinds.String("Regex"));
   HB_ASSIGN_OR_RETURN(const auto literal, kinds.String("String"));
-  if (regex.has_value() == literal.has_value() || regex.value_or(*literal).empty()) {
+  const std::string text(regex ? *regex : literal.value_or(""));
+  if ((regex && literal) || text.empty()) {
     return MakeError("{} must hold one non-empty \"Regex\" or \"String\"",
                      fields.Describe("pattern"));
   }
-  return SplitRule{std::string(regex ? *regex : *literal), literal.has_value()};
+  return SplitRule{text, literal.has_value()};
 }
 
 Result<std::vector<SplitRule>> ReadPreTokenizer(dom::element value, const std::string& source) {
