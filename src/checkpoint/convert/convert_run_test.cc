@@ -75,6 +75,14 @@ class SmallFileSystem {
   bool mounted_ = false;
 };
 
+TEST_F(ConvertRun, DoesNotFollowALinkToAFolder) {
+  WriteSource();
+  fs::create_directory_symlink(".", Source() / "again");
+  MustConvert(Source(), Target(), Options());
+  EXPECT_TRUE(fs::exists(Target() / "inference"));
+  EXPECT_FALSE(fs::exists(Target() / "again"));
+}
+
 TEST_F(ConvertRun, KeepsTheShardsOfTheSourceAndCopiesWhatElseLiesThere) {
   WriteSource();
   const ConversionReport report = MustConvert(Source(), Target(), Options());

@@ -81,7 +81,10 @@ Status CopyFolder(const fs::path& source, const fs::path& target) {
 Status CopyEntry(const fs::directory_entry& entry, const fs::path& target) {
   if (!IsCopied(entry.path().filename().string())) return {};
   std::error_code error;
-  if (entry.is_directory(error)) return CopyFolder(entry.path(), target);
+  if (entry.is_directory(error)) {
+    // A linked folder may lead back up or to all the world.
+    return entry.is_symlink(error) ? Status() : CopyFolder(entry.path(), target);
+  }
   if (!entry.is_regular_file(error)) return {};
   HB_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(entry.path()));
   return WriteFileAtomically(

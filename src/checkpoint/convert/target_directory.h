@@ -60,8 +60,8 @@ class TargetDirectory {
 };
 
 // Copies tokenizer.json, generation_config.json, and whatever else lies in `source` beside the
-// weights and the files that the conversion writes itself. Hidden files and weights in other
-// formats are left out; folders are copied with what they contain.
+// weights and the files that the conversion writes itself. Hidden files, weights in other
+// formats and links to folders are left out; folders are copied with what they contain.
 Status CopyOtherFiles(const std::filesystem::path& source, const std::filesystem::path& target);
 
 }  // namespace halfbyte
