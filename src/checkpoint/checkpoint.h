@@ -1,8 +1,7 @@
 // A directory of safetensors files as one set of named tensors.
-//   model.safetensors.index.json present: it alone says which file owns which name; tensors and
-//   files
-//     it does not mention are stale and ignored (LDR-03).
-//   otherwise model.safetensors alone, otherwise all *.safetensors, and a name may occur only once.
+//   - model.safetensors.index.json is there: it alone says which file owns which name; tensors and
+//     files it does not mention are stale and ignored (LDR-03).
+//   - otherwise model.safetensors alone, otherwise all *.safetensors; a name may occur only once.
 #pragma once
 
 #include <filesystem>

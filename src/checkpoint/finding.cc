@@ -16,6 +16,12 @@ const char* SeverityName(Severity severity) {
   return "?";
 }
 
+Finding FindingOf(const Error& error) {
+  const size_t colon = error.message.find(": ");
+  if (colon == std::string::npos) return {Severity::kError, "checkpoint", error.message};
+  return {Severity::kError, error.message.substr(0, colon), error.message.substr(colon + 2)};
+}
+
 bool HasErrors(const Findings& findings) {
   return std::any_of(findings.begin(), findings.end(),
                      [](const Finding& f) { return f.severity == Severity::kError; });

@@ -25,6 +25,9 @@ struct Finding {
 
 using Findings = std::vector<Finding>;
 
+// An Error "where: message" as a finding.
+Finding FindingOf(const Error& error);
+
 bool HasErrors(const Findings& findings);
 
 // Fails if there are errors among the findings: one line that lists the first `limit` of them and

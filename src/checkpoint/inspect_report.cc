@@ -133,8 +133,7 @@ std::string TotalsText(const char* title, const std::vector<Total>& totals, int6
 std::string ConfigText(const ModelConfig& c) {
   return fmt::format(
       "deepseek_v4: {} layers ({} window, {} C4, {} C128), hidden {}, {} experts of {} (top {}) "
-      "and "
-      "{} shared, vocabulary {}\n",
+      "and {} shared, vocabulary {}\n",
       c.layer_count(), CountKind(c, AttentionKind::kWindow), CountKind(c, AttentionKind::kC4),
       CountKind(c, AttentionKind::kC128), c.hidden_size, c.routed_experts, c.expert_size,
       c.experts_per_token, c.shared_experts, c.vocab_size);

@@ -49,13 +49,6 @@ Status CheckMatrixShape(const std::string& name, int64_t rows, int64_t columns,
                    ShapeString(*expected));
 }
 
-// "name: message" of an Error, split for a finding.
-Finding FindingOf(const Error& error) {
-  const size_t colon = error.message.find(": ");
-  if (colon == std::string::npos) return {Severity::kError, "checkpoint", error.message};
-  return {Severity::kError, error.message.substr(0, colon), error.message.substr(colon + 2)};
-}
-
 bool IsFused(const ModuleKey& key) { return IsRoutedExpert(key.module) && key.expert == kNoExpert; }
 
 // The tensor that would hold this expert's matrix together with all others.
@@ -225,7 +218,11 @@ Result<ModelCheckpoint> ModelCheckpoint::OpenWithFindings(const std::filesystem:
   if (config) {
     model.config_ = *std::move(config);
   } else {
-    findings.push_back(FindingOf(config.error()));
+    Finding finding = FindingOf(config.error());
+    if (const std::string folder = (directory / "").string(); finding.where.starts_with(folder)) {
+      finding.where.erase(0, folder.size());  // as findings name all files
+    }
+    findings.push_back(std::move(finding));
   }
   model.IndexNames(findings);
   return model;

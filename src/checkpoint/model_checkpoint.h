@@ -4,9 +4,11 @@
 //   HB_ASSIGN_OR_RETURN(const ModelCheckpoint model, ModelCheckpoint::Open(dir));
 //   const ModelConfig& config = model.config();
 //   HB_ASSIGN_OR_RETURN(StoredWeight wq_a, model.FindWeight(ModuleKey::Layer(3, Module::kQA)));
-//   HB_ASSIGN_OR_RETURN(StoredWeight w1, model.FindWeight(ModuleKey::Layer(3, Module::kExpertGate,
-//   7))); HB_ASSIGN_OR_RETURN(CheckpointTensor norm, model.FindTensor(ModuleKey::Layer(3,
-//   Module::kQNorm))); TensorView view = norm.View();
+//   const ModuleKey expert = ModuleKey::Layer(3, Module::kExpertGate, 7);
+//   HB_ASSIGN_OR_RETURN(StoredWeight w1, model.FindWeight(expert));
+//   const ModuleKey q_norm = ModuleKey::Layer(3, Module::kQNorm);
+//   HB_ASSIGN_OR_RETURN(CheckpointTensor norm, model.FindTensor(q_norm));
+//   TensorView view = norm.View();
 #pragma once
 
 #include <filesystem>

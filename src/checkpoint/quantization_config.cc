@@ -266,9 +266,7 @@ void CheckQuantizationConfig(const ModelCheckpoint& model, Findings& findings) {
   const auto side = ReadSide(model);
   for (const auto* claims : {&main, &side}) {
     if (!*claims) {
-      findings.push_back({Severity::kError,
-                          claims == &main ? "config.json" : "hf_quant_config.json",
-                          claims->error().message});
+      findings.push_back(FindingOf(claims->error()));
     }
   }
   if (!main || !side) return;

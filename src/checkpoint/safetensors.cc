@@ -142,8 +142,7 @@ Status CheckCoverage(std::vector<TensorInfo>& tensors, int64_t data_begin, int64
   if (file_size < expected) {
     return MakeError(
         "{}: truncated: the header describes {} bytes, but the file has {}: {} are missing (fetch "
-        "the "
-        "file again)",
+        "the file again)",
         source, expected, file_size, expected - file_size);
   }
   if (file_size > expected) {

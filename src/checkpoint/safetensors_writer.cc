@@ -124,6 +124,14 @@ SafetensorsWriter::~SafetensorsWriter() {
 }
 
 Status SafetensorsWriter::Open() {
+  // A device or pipe would vanish when the finished file is renamed to it.
+  std::error_code error;
+  if (const auto there = std::filesystem::status(path_, error);
+      std::filesystem::exists(there) && !std::filesystem::is_regular_file(there)) {
+    return MakeError("{}: is not a regular file and cannot be replaced; name another target",
+                     path_.string());
+  }
+  if (path_.filename().empty()) return MakeError("\"{}\": names no file", path_.string());
   FileLayout layout = LayOut(tensors_);
   starts_ = std::move(layout.starts);
   file_bytes_ = layout.file_bytes;

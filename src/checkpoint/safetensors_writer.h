@@ -35,7 +35,8 @@ struct TensorSpec {
 class SafetensorsWriter {
  public:
   // `tensors`: names unique, none "__metadata__". An existing "<path>.tmp" is replaced.
-  // Errors: cannot create (permissions, no such folder), no room for the whole file.
+  // Errors: cannot create (permissions, no such folder), no room for the whole file, `path` is
+  // something else than a regular file.
   static Result<std::unique_ptr<SafetensorsWriter>> Create(std::filesystem::path path,
                                                            std::vector<TensorSpec> tensors);
   ~SafetensorsWriter();  // removes "<path>.tmp" unless Finish succeeded

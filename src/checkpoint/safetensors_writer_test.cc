@@ -134,6 +134,17 @@ TEST_F(SafetensorsWriterTest, SaysThatItCannotCreateTheFile) {
       << missing.error().message;
 }
 
+TEST_F(SafetensorsWriterTest, ReplacesNothingButRegularFiles) {
+  const fs::path pipe = folder_ / "pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  for (const fs::path& path : {pipe, folder_ / "", fs::path()}) {
+    const auto writer = SafetensorsWriter::Create(path, {{"a", DType::kU8, {4}}});
+    ASSERT_FALSE(writer) << path;
+    EXPECT_EQ(writer.error().message.find(".tmp"), std::string::npos) << writer.error().message;
+  }
+  EXPECT_EQ(FilesLeft(), std::vector<std::string>{"pipe"});
+}
+
 TEST_F(SafetensorsWriterTest, SaysBeforeTheWorkThatTheDiskIsTooSmall) {
   if (::mount("tmpfs", folder_.c_str(), "tmpfs", 0, "size=64k") != 0) {
     GTEST_SKIP() << "cannot mount a small file system here";

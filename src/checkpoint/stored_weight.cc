@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "numerics/mxfp4_block.h"
 #include "numerics/nvfp4_block.h"
+#include "tensor/scale_check.h"
 
 namespace halfbyte {
 namespace {
@@ -280,12 +281,29 @@ Result<WeightLayout> DetectLayout(const ModuleTensors& tensors) {
   return WeightLayout{FloatFormat(dtype), shape[0], shape[1], Part::kScale, 1, 0};
 }
 
+std::span<const std::byte> StoredWeight::scale_bytes() const {
+  if (scales_file == nullptr) return {};
+  return {matrix.scales, static_cast<size_t>(matrix.scale_rows() * matrix.scale_columns() *
+                                             DTypeSize(matrix.scale_dtype))};
+}
+
+Status StoredWeight::CheckScales() const {
+  if (matrix.format == WeightFormat::kNvfp4) {
+    return CheckE4m3BlockScales(scale_bytes(), matrix.scale_columns(), name);
+  }
+  if (scales_file != nullptr && matrix.scale_dtype == DType::kF8E8m0) {
+    return CheckE8m0Scales(scale_bytes(), matrix.scale_columns(), name);
+  }
+  return {};
+}
+
 void StoredWeight::DropPages() const {
   data_file->DropPages({matrix.data, static_cast<size_t>(matrix.rows * matrix.row_bytes())});
-  if (scales_file == nullptr) return;
-  const int64_t scales = matrix.scale_rows() * matrix.scale_columns();
-  scales_file->DropPages(
-      {matrix.scales, static_cast<size_t>(scales * DTypeSize(matrix.scale_dtype))});
+  DropScalePages();
+}
+
+void StoredWeight::DropScalePages() const {
+  if (scales_file != nullptr) scales_file->DropPages(scale_bytes());
 }
 
 Result<StoredWeight> ReadStoredWeight(const ModuleTensors& tensors) {

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "base/result.h"
@@ -67,8 +68,13 @@ struct StoredWeight {
   const SafetensorsFile* data_file = nullptr;
   const SafetensorsFile* scales_file = nullptr;  // null for unquantized formats
 
+  std::span<const std::byte> scale_bytes() const;  // empty for unquantized formats
+  // Reads all scale bytes: E4M3 block scales that are NaN or signed and E8M0 scales that are NaN
+  // are errors (tensor/scale_check.h).
+  Status CheckScales() const;
   // After use: the pages of codes and block scales leave resident memory.
   void DropPages() const;
+  void DropScalePages() const;
 };
 
 // DetectLayout, then the view; reads the scalar scales only. Errors also: a global or input scale

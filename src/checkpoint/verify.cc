@@ -30,14 +30,6 @@ void Add(Findings& findings, Severity severity, std::string where, std::string m
   findings.push_back({severity, std::move(where), std::move(message)});
 }
 
-// "tensor: message" of an Error.
-void AddError(Findings& findings, const Error& error) {
-  const size_t colon = error.message.find(": ");
-  const bool named = colon != std::string::npos;
-  Add(findings, Severity::kError, named ? error.message.substr(0, colon) : "checkpoint",
-      named ? error.message.substr(colon + 2) : error.message);
-}
-
 // Logical modules that are stored: fused tensors one expert at a time.
 std::vector<ModuleKey> StoredKeys(const ModelCheckpoint& model) {
   std::set<ModuleKey> keys;
@@ -168,7 +160,7 @@ void CompareWeights(const ModuleKey& key, const StoredWeight& weight,
   }
   const Result<StoredWeight> other = reference.FindWeight(key);
   if (!other) {
-    AddError(result.findings, Error{"reference: " + other.error().message});
+    result.findings.push_back(FindingOf(Error{"reference: " + other.error().message}));
     return;
   }
   const int64_t rows = weight.matrix.rows;
@@ -200,7 +192,7 @@ void VerifyMatrix(const ModelCheckpoint& model, const ModuleKey& key,
   CheckConventions(model, key, result.findings);
   const Result<StoredWeight> weight = model.FindWeight(key);
   if (!weight) {
-    AddError(result.findings, weight.error());
+    result.findings.push_back(FindingOf(weight.error()));
     return;
   }
   const ScaleScan scales = ScanScales(weight->matrix);
@@ -218,7 +210,7 @@ void ComparePlain(const ModuleKey& key, const CheckpointTensor& tensor,
   const Result<CheckpointTensor> other = reference.FindTensor(key);
   if (!other) {
     if (reference.Has(key)) {
-      AddError(result.findings, Error{"reference: " + other.error().message});
+      result.findings.push_back(FindingOf(Error{"reference: " + other.error().message}));
     } else {
       Add(result.findings, Severity::kNote, tensor.name(), "not in the reference");
     }
@@ -254,7 +246,7 @@ void VerifyPlain(const ModelCheckpoint& model, const ModuleKey& key,
                  const ModelCheckpoint* reference, ModuleResult& result) {
   const Result<CheckpointTensor> tensor = model.FindTensor(key);
   if (!tensor) {
-    AddError(result.findings, tensor.error());
+    result.findings.push_back(FindingOf(tensor.error()));
     return;
   }
   const TensorView view = tensor->View();

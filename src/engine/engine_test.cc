@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <vector>
 
 #include "base/file.h"
+#include "checkpoint/safetensors.h"
 #include "engine/generation_config.h"
 #include "engine/generator.h"
 #include "engine/perplexity.h"
@@ -120,6 +122,53 @@ TEST_F(Engine, PerplexityIsTheMeanOfTheLogLikelihoods) {
   EXPECT_EQ(progress, std::ssize(prompt_) + 3);
   sequences = {{1}};
   EXPECT_FALSE(MeasurePerplexity(*model_, sequences, [](int64_t) {}));
+}
+
+// Copies the model and writes `bytes` over the beginning of one tensor.
+void WriteDamagedCopy(const fs::path& source, const fs::path& copy, const std::string& tensor,
+                      std::string_view bytes) {
+  fs::remove_all(copy);
+  fs::copy(source, copy);
+  for (const auto& entry : fs::directory_iterator(copy)) {
+    if (entry.path().filename() == "golden.safetensors") continue;
+    if (entry.path().extension() != ".safetensors") continue;
+    const SafetensorsFile file = *SafetensorsFile::Open(entry.path());
+    for (const TensorInfo& info : file.tensors()) {
+      if (info.name != tensor) continue;
+      std::fstream(entry.path(), std::ios::in | std::ios::out | std::ios::binary)
+          .seekp(info.offset)
+          .write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+      return;
+    }
+  }
+  FAIL() << "no tensor " << tensor;
+}
+
+TEST_F(Engine, LogitsThatAreNotFiniteAreAnErrorThatNamesTheToken) {
+  const fs::path source = fs::path(HALFBYTE_SOURCE_DIR) / "tests/data/goldens/mixed";
+  const fs::path copy = fs::path(testing::TempDir()) / "halfbyte_nan_model";
+  WriteDamagedCopy(source, copy, "lm_head.weight", std::string("\0\0\xc0\x7f", 4));
+  const auto model = Transformer::Load(copy, {.batch_tokens = 16}, Context(pool_));
+  ASSERT_TRUE(model) << model.error().message;
+  const Status status = ForEachLogits(
+      **model, prompt_, {}, [](int64_t, MatrixView<const float>) -> Status { return {}; });
+  ASSERT_FALSE(status);
+  EXPECT_NE(status.error().message.find("after token 0 are not finite"), std::string::npos);
+  fs::remove_all(copy);
+}
+
+TEST(Loading, ScaleBytesThatAreNoScalesAreRefusedByName) {
+  ThreadPool pool(1);
+  const fs::path source = fs::path(HALFBYTE_SOURCE_DIR) / "models/tiny-v4-nvfp4";
+  const fs::path copy = fs::path(testing::TempDir()) / "halfbyte_bad_scales";
+  const std::string expert = "model.layers.4.mlp.experts.31.down_proj.weight";
+  for (const char* byte : {"\x7f", "\x80", "\xb8"}) {
+    WriteDamagedCopy(source, copy, expert + "_scale", byte);
+    const auto model = Transformer::Load(copy, {}, Context(pool));
+    ASSERT_FALSE(model);
+    EXPECT_EQ(model.error().message.rfind(expert + ": byte 0x", 0), 0u) << model.error().message;
+  }
+  fs::remove_all(copy);
 }
 
 TEST_F(Engine, ChunkSizesOutOfRangeAreRefused) {

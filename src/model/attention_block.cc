@@ -1,5 +1,6 @@
 #include "model/attention_block.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/attention/attention.h"
@@ -30,6 +31,15 @@ std::vector<KernelSequence> JoinSequences(const Step& step, const Fill& fill) {
     fill(*step.sequences[i], joined[i]);
   }
   return joined;
+}
+
+// Of any query of the step.
+int64_t MostVisibleEntries(const Step& step, int64_t rate) {
+  int64_t most = 0;
+  for (const TokenSpan& span : step.spans) {
+    most = std::max(most, VisibleEntries(span.position + span.count - 1, rate));
+  }
+  return most;
 }
 
 }  // namespace
@@ -137,8 +147,9 @@ void AttentionBlock::Forward(const Step& step, MatrixView<const float> x,
 
   EntrySelection selection;
   if (indexer_) {
-    const MatrixView<int32_t> indices =
-        step.arena->Matrix<int32_t>(step.tokens, config_->index_topk);
+    // No wider than what there is to choose from, however large a top_k the config names.
+    const MatrixView<int32_t> indices = step.arena->Matrix<int32_t>(
+        step.tokens, std::min(config_->index_topk, MostVisibleEntries(step, kind_.compress_rate)));
     int32_t* counts = step.arena->Take<int32_t>(step.tokens);
     Select(step, x, low_rank, indices, counts);
     selection = {indices.data, counts, indices.columns};

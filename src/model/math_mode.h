@@ -4,9 +4,8 @@
 namespace halfbyte {
 
 enum class MathMode {
-  // Structure oracle: fp32 activations and KV rows, exact weights, no rounding that the model
-  // defines
-  // for low precision. What a framework computes in float32.
+  // Structure oracle: fp32 activations and KV rows, exact weights, none of the roundings that the
+  // model defines for low precision. What a framework computes in float32.
   kFp32,
   // As the model is meant to run: bf16 activations, FP8 KV rows, Hadamard + FP4 index keys.
   kDefault,

@@ -2,32 +2,21 @@
 
 #include <cmath>
 
+#include "checkpoint/weight_scan.h"
 #include "moe/router.h"
-#include "numerics/bf16.h"
-#include "numerics/fp16.h"
 
 namespace halfbyte {
-namespace {
 
-Result<float> LoadNumber(const TensorView& view, int64_t index, std::string_view name) {
-  switch (view.dtype) {
-    case DType::kF32:
-      return view.Load<float>(index);
-    case DType::kBf16:
-      return ToFloat(view.Load<Bf16>(index));
-    case DType::kF16:
-      return ToFloat(view.Load<Fp16>(index));
-    default:
-      return MakeError("{}: dtype {} where F32, BF16 or F16 is expected", name,
-                       DTypeName(view.dtype));
-  }
+Result<StoredWeight> WeightLoader::Stored(const ModuleKey& key) const {
+  HB_ASSIGN_OR_RETURN(StoredWeight stored, checkpoint_->FindWeight(key));
+  HB_RETURN_IF_ERROR(stored.CheckScales());
+  stored.DropScalePages();
+  return stored;
 }
-
-}  // namespace
 
 Result<WeightMatrix> WeightLoader::Matrix(const ModuleKey& key, int64_t rows,
                                           int64_t columns) const {
-  HB_ASSIGN_OR_RETURN(const StoredWeight stored, checkpoint_->FindWeight(key));
+  HB_ASSIGN_OR_RETURN(const StoredWeight stored, Stored(key));
   if (stored.matrix.rows != rows || stored.matrix.columns != columns) {
     return MakeError("{}: shape [{}, {}] where config.json makes it [{}, {}]", stored.name,
                      stored.matrix.rows, stored.matrix.columns, rows, columns);
@@ -45,7 +34,7 @@ Result<std::vector<float>> WeightLoader::Vector(const ModuleKey& key, int64_t co
   }
   std::vector<float> values(static_cast<size_t>(count));
   for (int64_t i = 0; i < count; ++i) {
-    HB_ASSIGN_OR_RETURN(values[static_cast<size_t>(i)], LoadNumber(view, i, name));
+    values[static_cast<size_t>(i)] = FloatAt(view, i);
     if (!std::isfinite(values[static_cast<size_t>(i)])) {
       return MakeError("{}: element {} is not finite", name, i);
     }
@@ -55,6 +44,9 @@ Result<std::vector<float>> WeightLoader::Vector(const ModuleKey& key, int64_t co
 
 Result<std::vector<int32_t>> WeightLoader::RouterTable(const ModuleKey& key) const {
   HB_ASSIGN_OR_RETURN(const CheckpointTensor tensor, checkpoint_->FindTensor(key));
+  if (const auto problem = RouterTableProblem(tensor.View(), config().routed_experts)) {
+    return MakeError("{}: {}", tensor.name(), *problem);
+  }
   return ReadHashTable(tensor.View(), config().routed_experts, config().experts_per_token,
                        tensor.info->name);
 }

@@ -9,7 +9,6 @@
 #include "base/check.h"
 #include "numerics/mxfp4_block.h"
 #include "tensor/mxfp4_to_nvfp4.h"
-#include "tensor/scale_check.h"
 
 namespace halfbyte {
 namespace {
@@ -197,8 +196,7 @@ class MatrixConverter {
   }
 
   Status Rewrap(const MatrixPlan& plan, const StoredWeight& weight, MatrixReport* report) {
-    HB_RETURN_IF_ERROR(
-        CheckE4m3BlockScales(ScalesOf(weight.matrix), weight.matrix.scale_columns(), weight.name));
+    HB_RETURN_IF_ERROR(weight.CheckScales());
     const auto* codes = reinterpret_cast<const uint8_t*>(weight.matrix.data);
     const auto* scales = reinterpret_cast<const uint8_t*>(weight.matrix.scales);
     return Write(plan, weight,
@@ -248,7 +246,7 @@ class MatrixConverter {
   }
 
   Status Dequantize(const MatrixPlan& plan, const StoredWeight& weight, MatrixReport* report) {
-    HB_RETURN_IF_ERROR(CheckScales(weight));
+    HB_RETURN_IF_ERROR(weight.CheckScales());
     std::vector<Bf16> rounded;
     report->bytes = plan.rows * plan.columns * int64_t{sizeof(Bf16)};
     return ForEachPiece(weight.matrix, [&](int64_t begin, const FloatRows& piece) -> Status {
@@ -267,17 +265,6 @@ class MatrixConverter {
       return writer_.Write(plan.first_output, begin * piece.k * int64_t{sizeof(Bf16)},
                            std::as_bytes(std::span(rounded)));
     });
-  }
-
-  static Status CheckScales(const StoredWeight& weight) {
-    const WeightMatrix& matrix = weight.matrix;
-    if (matrix.format == WeightFormat::kNvfp4) {
-      return CheckE4m3BlockScales(ScalesOf(matrix), matrix.scale_columns(), weight.name);
-    }
-    if (matrix.format == WeightFormat::kMxfp4 || matrix.scale_dtype == DType::kF8E8m0) {
-      return CheckE8m0Scales(ScalesOf(matrix), matrix.scale_columns(), weight.name);
-    }
-    return {};
   }
 
   const ModelCheckpoint& model_;
