@@ -17,7 +17,7 @@ struct Perplexity {
 };
 
 // Each sequence starts afresh. `progress` is told the tokens done after each forward call.
-// Errors: no sequence of two tokens or more; what Forward returns; logits that are not finite.
+// Errors: no sequence of two tokens or more; what ForEachLogits returns.
 Result<Perplexity> MeasurePerplexity(Transformer& model,
                                      std::span<const std::vector<int32_t>> sequences,
                                      const std::function<void(int64_t tokens)>& progress);

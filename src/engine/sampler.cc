@@ -27,7 +27,9 @@ Result<size_t> ArgMax(std::span<const float> logits) {
   size_t best = 0;
   for (size_t i = 0; i < logits.size(); ++i) {
     if (std::isnan(logits[i]) || logits[i] == std::numeric_limits<float>::infinity()) {
-      return MakeError("nonfinite_logits: the logit of token {} is {}", i, logits[i]);
+      return MakeError(
+          "nonfinite_logits: the logit of token {} is {}; halfbyte verify finds bad weights", i,
+          logits[i]);
     }
     if (logits[i] > logits[best]) best = i;
   }
