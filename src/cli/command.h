@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <string>
 
+#include "base/json.h"
 #include "base/result.h"
 
 namespace halfbyte {
@@ -22,6 +23,11 @@ inline std::string CommandWords(const CLI::App& command) {
 // "halfbyte COMMAND: message" on one line of stderr.
 inline void PrintFailure(const CLI::App& command, const Error& error) {
   fmt::print(stderr, "halfbyte {}: {}\n", CommandWords(command), error.message);
+}
+
+// On stdout, with replacement characters for what is not UTF-8 (names of files need not be).
+inline void PrintJson(const Json& json) {
+  fmt::print("{}\n", json.dump(2, ' ', false, Json::error_handler_t::replace));
 }
 
 // Runs `body` (returning Result<ExitCode>) when the command is chosen. An error is printed to

@@ -1,8 +1,6 @@
 // halfbyte convert SRC DST --format nvfp4|nvfp4-ct|bf16: see docs/convert.md.
 #include "checkpoint/convert/convert.h"
 
-#include <csignal>
-#include <cstdio>
 #include <memory>
 #include <string>
 
@@ -55,13 +53,13 @@ void AddConvert(CLI::App& app) {
     flags->options.format = FormatOf(flags->format);
     flags->options.scope =
         flags->scope == "experts" ? ConvertScope::kExperts : ConvertScope::kExpertsAndShared;
-    std::signal(SIGXFSZ, SIG_IGN);  // a file size limit is then an error with a sentence
     HB_ASSIGN_OR_RETURN(const ConversionReport report,
                         ConvertCheckpoint(flags->source, flags->target, flags->options));
-    const std::string text =
-        flags->json ? ToJson(report).dump(2, ' ', false, Json::error_handler_t::replace) + "\n"
-                    : ToText(report);
-    std::fputs(text.c_str(), stdout);
+    if (flags->json) {
+      PrintJson(ToJson(report));
+    } else {
+      fmt::print("{}", ToText(report));
+    }
     return ExitCode::kOk;
   });
 }

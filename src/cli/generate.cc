@@ -171,12 +171,16 @@ void AddGenerate(CLI::App& app) {
   CLI::Option_group* input = command->add_option_group("input");
   input->add_option("--prompt", flags->prompt,
                     "Text to continue, as it is; control tokens in it are recognized");
-  input->add_option("--chat", flags->chat, "A user's message, answered in the model's chat format");
+  CLI::Option* chat = input->add_option("--chat", flags->chat,
+                                        "A user's message, answered in the model's chat format");
   input->add_option("--ids", flags->ids, "JSON file: a list of token ids to continue");
   input->require_option(1);
-  command->add_option("--system", flags->system, "System text before the message (with --chat)");
-  command->add_option("--thinking", flags->thinking,
-                      "true or false: reason before answering (with --chat; default: the model's)");
+  command->add_option("--system", flags->system, "System text before the message (with --chat)")
+      ->needs(chat);
+  command
+      ->add_option("--thinking", flags->thinking,
+                   "true or false: reason before answering (with --chat; default: the model's)")
+      ->needs(chat);
   command->add_option("--max-tokens", flags->max_tokens,
                       "Most tokens to generate (default: to the end of the model's context)");
   command->add_option("--temperature", flags->temperature,

@@ -23,7 +23,7 @@ void AddInspect(CLI::App& app) {
   OnRun(command, [flags]() -> Result<ExitCode> {
     HB_ASSIGN_OR_RETURN(const Inspection inspection, Inspect(flags->directory, flags->options));
     if (flags->json) {
-      fmt::print("{}\n", InspectionJson(inspection).dump(2));
+      PrintJson(InspectionJson(inspection));
     } else {
       fmt::print("{}", InspectionText(inspection));
     }

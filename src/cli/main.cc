@@ -1,5 +1,11 @@
 // halfbyte COMMAND ...: see `halfbyte --help`.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <csignal>
 #include <cstdio>
+#include <exception>
+#include <new>
 #include <string>
 
 #include "base/log.h"
@@ -31,6 +37,48 @@ void PrintUsageError(const CLI::App& app, const CLI::ParseError& error,
   fmt::print(stderr, "halfbyte: {}; choose from {} (see halfbyte --help)\n", problem, names);
 }
 
+// Otherwise the next file that is opened would stand in for a closed stream and receive messages.
+void OccupyStandardStreams() {
+  for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {
+    // Not writable, so that output to a closed stdout still counts as failed.
+    if (::fcntl(fd, F_GETFD) < 0) ::open("/dev/null", O_RDONLY);
+  }
+}
+
+// What would kill the program without a word becomes an exit code and a sentence.
+void ExplainSuddenEnds() {
+  OccupyStandardStreams();
+  ExitWhenAMappedFileIsTruncated();
+  std::signal(SIGXFSZ, SIG_IGN);  // a file size limit is then an error of the write
+  std::set_new_handler([] {
+    static constexpr char kMessage[] = "halfbyte: out of memory\n";
+    [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, kMessage, sizeof(kMessage) - 1);
+    ::_exit(static_cast<int>(ExitCode::kFailed));
+  });
+}
+
+int Run(int argc, char** argv) {
+  CLI::App app("Runs, inspects, converts and verifies 4-bit mixture-of-experts models.",
+               "halfbyte");
+  app.require_subcommand(1);
+  app.set_version_flag("--version", HALFBYTE_VERSION);
+  AddCommands(app);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::RuntimeError& e) {
+    return e.get_exit_code();
+  } catch (const CLI::Success& e) {  // --help, --version
+    return app.exit(e);
+  } catch (const CLI::ParseError& e) {
+    PrintUsageError(app, e, argc > 1 ? argv[1] : "");
+    return static_cast<int>(ExitCode::kUsage);
+  } catch (const std::exception& e) {  // of a library, such as fmt when stdout is a full disk
+    fmt::print(stderr, "halfbyte: {}\n", e.what());
+    return static_cast<int>(ExitCode::kFailed);
+  }
+  return static_cast<int>(ExitCode::kOk);
+}
+
 }  // namespace
 }  // namespace halfbyte
 
@@ -40,21 +88,12 @@ int main(int argc, char** argv) {
     return static_cast<int>(halfbyte::ExitCode::kFailed);
   }
   halfbyte::InitLogging();
-  halfbyte::ExitWhenAMappedFileIsTruncated();
-  CLI::App app("Runs, inspects, converts and verifies 4-bit mixture-of-experts models.",
-               "halfbyte");
-  app.require_subcommand(1);
-  app.set_version_flag("--version", HALFBYTE_VERSION);
-  halfbyte::AddCommands(app);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::RuntimeError& e) {
-    return e.get_exit_code();
-  } catch (const CLI::Success& e) {  // --help, --version
-    return app.exit(e);
-  } catch (const CLI::ParseError& e) {
-    halfbyte::PrintUsageError(app, e, argc > 1 ? argv[1] : "");
-    return static_cast<int>(halfbyte::ExitCode::kUsage);
+  halfbyte::ExplainSuddenEnds();
+  const int exit_code = halfbyte::Run(argc, argv);
+  if (exit_code != static_cast<int>(halfbyte::ExitCode::kOk)) return exit_code;
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    std::fputs("halfbyte: stdout cannot be written, so the output is incomplete\n", stderr);
+    return static_cast<int>(halfbyte::ExitCode::kFailed);
   }
-  return static_cast<int>(halfbyte::ExitCode::kOk);
+  return exit_code;
 }

@@ -46,10 +46,11 @@ Result<ExitCode> RunPerplexity(const PerplexityFlags& flags, Communicator& ranks
     for (auto& piece : cut) pieces.push_back(std::move(piece));
     total += std::ssize(sequence);
   }
-  Progress progress("perplexity", total, "token");
+  std::optional<Progress> progress(std::in_place, "perplexity", total, "token");
   HB_ASSIGN_OR_RETURN(const Perplexity result,
                       MeasurePerplexity(*model.transformer, pieces,
-                                        [&](int64_t tokens) { progress.Advance(tokens); }));
+                                        [&](int64_t tokens) { progress->Advance(tokens); }));
+  progress.reset();  // clears its line
   if (!ranks.first()) return ExitCode::kOk;
   if (flags.json) {
     const Json json = {{"nll", result.nll}, {"tokens", result.tokens}, {"context", context}};

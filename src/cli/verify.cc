@@ -30,7 +30,7 @@ void AddVerify(CLI::App& app) {
     if (!flags->reference.empty()) options.reference = flags->reference;
     HB_ASSIGN_OR_RETURN(const Verification verification, Verify(flags->directory, options));
     if (flags->json) {
-      fmt::print("{}\n", VerificationJson(verification).dump(2));
+      PrintJson(VerificationJson(verification));
     } else {
       fmt::print("{}", VerificationText(verification));
     }

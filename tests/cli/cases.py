@@ -2,7 +2,7 @@
 
 Names in braces are files and folders that cli_test.py makes, or {model}, the bundled model:
 {missing} does not exist, {tmp} is a writable folder, {locked_dir}, {locked_file} and
-{read_only_dir} have no permissions; the others are in FILES below.
+{read_only_dir} have no permissions; {pipe} is a named pipe; the others are in FILES below.
 """
 import dataclasses
 import json
@@ -19,6 +19,8 @@ class Case:
     stderr: str = ""            # regular expression, case-insensitive
     stdout: str = ""            # regular expression; if empty, a failed call must print nothing
     unprivileged: bool = False  # run as nobody when the tests run as root
+    stdout_to: str = ""         # a file to write stdout into
+    limit: tuple = ()           # such as ("FSIZE", 4096): resource.setrlimit(RLIMIT_FSIZE)
 
 
 CONFIG = b'{"model_type": "deepseek_v4"}'
@@ -26,6 +28,7 @@ CONFIG = b'{"model_type": "deepseek_v4"}'
 # Folders end in _dir and map file names to contents.
 FILES = {
     "empty_dir": {},
+    "not_utf8_\udcff_dir": {"config.json": CONFIG, "model.safetensors": b"\2\0\0\0\0\0\0\0{}"},
     "text_file": b"The number of cat is 123.\n",
     "empty_file": b"",
     "config_only_dir": {"config.json": CONFIG},
@@ -140,6 +143,10 @@ CASES = [
                (["{model}", "{model}"], "expected|argument"),
                (["{model}", "--no-such-flag"], "no-such-flag")),
 
+    Case("inspect", ["inspect", "{not_utf8_\udcff_dir}", "--json"], 0, stdout="not_utf8_\ufffd"),
+    Case("inspect", ["inspect", "{model}", "--json"], FAILED, "^halfbyte: .*(write|written)",
+         stdout_to="/dev/full"),
+
     *reported_directories("verify", FAILED),
     *bad_input("verify",
                (["{model}", "--reference", "{missing}"], "/missing"),
@@ -192,8 +199,15 @@ CASES = [
                (["{model}", "--prompt", "a", "--math", "fp64"], "--math.*fp64"),
                (["{model}", "--prompt", "a", "--arithmetic", "w8a8"], "--arithmetic.*w8a8"),
                (["{model}", "--prompt", "a", "--threads", "0"], "--threads"),
+               (["{model}", "--prompt", "a", "--system", "b"], "--system.*--chat"),
+               (["{model}", "--prompt", "a", "--thinking", "true"], "--thinking.*--chat"),
                (["{model}", "--prompt", "a", "--threads", "-3"], "--threads"),
                (["{model}", "--prompt", "a", "--no-such-flag"], "no-such-flag")),
+
+    Case("generate", ["generate", "{model}", "--ids", "{ids_file}", "--max-tokens", "1", "--json"],
+         FAILED, "^halfbyte: stdout", stdout_to="/dev/full"),
+    Case("generate", ["generate", "{model}", "--ids", "{ids_file}", "--max-tokens", "1",
+                      "--threads", "64"], 0, unprivileged=True, limit=("NPROC", 1)),
 
     *bad_directories("logits", "--ids", "{ids_file}", "--out", "{tmp}/logits.safetensors"),
     *bad_ids("logits", "--out", "{tmp}/logits.safetensors"),
@@ -201,6 +215,9 @@ CASES = [
                (["{model}", "--ids", "{ids_file}", "--out", "{missing}/a"], "/missing"),
                (["{model}", "--ids", "{ids_file}", "--out", "{text_file}/a"], "/text_file"),
                (["{model}", "--ids", "{ids_file}", "--out", "{empty_dir}"], "/empty"),
+               (["{model}", "--ids", "{ids_file}", "--out", "{pipe}"], "/pipe: .*not a regular"),
+               (["{model}", "--ids", "{ids_file}", "--out", ""], "no file"),
+               (["{model}", "--ids", "{pipe}", "--out", "{tmp}/a"], "/pipe: not a regular"),
                (["{model}", "--ids", "{ids_file}", "--out", "{tmp}/a", "--chunks", "2,0"],
                 "chunk"),
                (["{model}", "--ids", "{ids_file}", "--out", "{tmp}/a", "--chunks", ""], "chunk"),
@@ -212,6 +229,8 @@ CASES = [
                 "4096|context|position")),
     Case("logits", ["logits", "{model}", "--ids", "{ids_file}", "--out", "{read_only_dir}/a"],
          FAILED, "^halfbyte logits: .*/read_only", unprivileged=True),
+    Case("logits", ["logits", "{model}", "--ids", "{ids_file}", "--out", "{tmp}/limited"], FAILED,
+         "^halfbyte logits: .*/limited.*limit", limit=("FSIZE", 4096)),
     *bad_usage("logits",
                ([], "model_dir|dir"),
                (["{model}", "--out", "{tmp}/a"], "--ids"),

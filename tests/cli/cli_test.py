@@ -7,9 +7,11 @@ A bad call must end with the exit code and the sentence its row expects, on one 
 with nothing on stdout (unless the row expects a report there) and no trace of an abort or a
 sanitizer.
 """
+import contextlib
 import os
 import pathlib
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -72,6 +74,8 @@ def make_files(folder, model):
     names["read_only_dir"] = folder / "read_only"
     names["read_only_dir"].mkdir()
     names["read_only_dir"].chmod(0o555)
+    names["pipe"] = folder / "pipe"
+    os.mkfifo(names["pipe"])
     return names
 
 
@@ -80,10 +84,19 @@ def run(program, case, names):
     # Root may read and write everything, so cases about permissions run as nobody.
     user = NOBODY if case.unprivileged and os.geteuid() == 0 else None
     environment = {**os.environ, "HOME": str(names["tmp"])}
-    return arguments, subprocess.run(
-        [program, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        errors="replace", timeout=TIMEOUT_SECONDS, user=user, group=user, env=environment,
-        extra_groups=[] if user else None, cwd=names["tmp"])
+
+    def set_limit():
+        which, value = case.limit
+        resource.setrlimit(getattr(resource, f"RLIMIT_{which}"), (value, value))
+
+    with open(case.stdout_to, "w") if case.stdout_to else contextlib.nullcontext() as stdout:
+        result = subprocess.run(
+            [program, *arguments], stdin=subprocess.DEVNULL, stdout=stdout or subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, errors="replace", timeout=TIMEOUT_SECONDS,
+            user=user, group=user, env=environment, extra_groups=[] if user else None,
+            cwd=names["tmp"], preexec_fn=set_limit if case.limit else None)
+    result.stdout = result.stdout or ""
+    return arguments, result
 
 
 def main(program, repository, group):
