@@ -8,6 +8,7 @@ set(HALFBYTE_SANITIZE "" CACHE STRING "Sanitizers for every target, e.g. address
 option(HALFBYTE_FUZZ "Build the libFuzzer targets (needs clang)" OFF)
 option(HALFBYTE_CUDA "Compile the CUDA sources (needs nvcc)" OFF)
 option(HALFBYTE_BENCH "Build the Google Benchmark programs" ON)
+option(HALFBYTE_PYTHON "Build the Python module: what pip install ./python sets" OFF)
 # Not under sanitizers: their runtime belongs to a program, not to a library loaded by others.
 set(HALFBYTE_SHARED ON)
 if(HALFBYTE_SANITIZE OR HALFBYTE_FUZZ)

@@ -1,0 +1,80 @@
+"""One 4-bit mixture-of-experts layer on the CPU.
+
+    layer = halfbyte.MoeLayer.open("models/tiny-v4-nvfp4", 0)
+    ids, weights = layer.route(logits, token_ids)
+    out = layer(hidden, ids, weights)
+
+A token's result depends on its own row and choices only. Several threads may call one layer at the
+same time. Arrays are numpy's or anything with DLPack on the CPU; halfbyte.torch_op has a PyTorch
+operator.
+"""
+import os
+
+import numpy as np
+
+from . import _moe
+
+__all__ = ["MoeLayer"]
+
+_SCALES = {"auto": 0, "static": 1, "per_token": 2}
+
+
+def _options(arithmetic="w4a16", threads=0, activation_scales="auto", headroom=5, ranks=1, rank=0):
+    if activation_scales not in _SCALES:
+        raise ValueError(f"activation_scales: {activation_scales!r} is none of {list(_SCALES)}")
+    return _moe.Options(arithmetic, threads, _SCALES[activation_scales], headroom, ranks, rank)
+
+
+class MoeLayer:
+    """The routed experts of one layer. Options, by keyword, for both ways to make one:
+
+    arithmetic         "w4a16" (default), "w4a4" (activations quantized to NVFP4), "ref" (fp64 sums)
+    threads            per call; 0: the processors there are
+    activation_scales  "auto", "static", "per_token"; w4a4 only
+    headroom           0..6: static scales are multiplied by 2**headroom
+    ranks, rank        expert parallelism: this process's share, global ids, partial sums
+    max_tokens         taken through the layer at once; more are done in pieces
+    """
+
+    def __init__(self, layer):
+        self._layer = layer
+        self.info = layer.info()  # experts, hidden, intermediate, top_k, weight_bytes, ...
+
+    @classmethod
+    def open(cls, directory, layer, *, max_tokens=512, **options):
+        """Layer number `layer` of the checkpoint in `directory`."""
+        return cls(_moe.open_layer(os.fspath(directory), layer, _options(**options), max_tokens))
+
+    @classmethod
+    def from_nvfp4(cls, gate, up, down, *, top_k, experts=None, swiglu_limit=0.0, max_tokens=512,
+                   **options):
+        """A layer from NVFP4 tensors: gate, up and down are each (codes, scales, global_scales) of
+        uint8 [experts, rows, columns // 2], uint8 (E4M3) [experts, rows, columns // 16] and float32
+        [experts]. The arrays are borrowed: do not change them. `experts`: of the whole layer, if
+        these are one rank's.
+        """
+        count = len(gate[0]) if experts is None else experts
+        gate, up, down = (_moe.Nvfp4Experts(*projection) for projection in (gate, up, down))
+        return cls(_moe.layer_from_nvfp4(gate, up, down, count, top_k, swiglu_limit,
+                                         _options(**options), max_tokens))
+
+    def route(self, logits, token_ids=None):
+        """float32 logits [tokens, experts] -> ids int32 and weights float32, [tokens, top_k].
+        Layers with info["routes_by_token_id"] need int32 token_ids [tokens]."""
+        shape = (len(logits), self.info["top_k"])
+        ids, weights = np.empty(shape, np.int32), np.empty(shape, np.float32)
+        self._layer.route(logits, token_ids, ids, weights)
+        return ids, weights
+
+    def __call__(self, hidden, topk_ids, topk_weights, out=None):
+        """hidden [tokens, hidden], float32 or bfloat16; ids int32 and weights float32 [tokens,
+        choices]; ids outside of 0..experts-1 mean no expert. Returns out, by default a new float32
+        numpy array [tokens, hidden]."""
+        if out is None:
+            out = np.empty(tuple(hidden.shape), np.float32)
+        self._layer.run(hidden, topk_ids, topk_weights, out)
+        return out
+
+    def counters(self):
+        """What the activation quantizers and the router saw, over all calls."""
+        return self._layer.counters()

@@ -1,0 +1,302 @@
+// halfbyte._moe: halfbyte/moe.hpp for Python. Shapes and types are checked here and in the library;
+// the pleasant side is halfbyte/__init__.py. Arrays come in by the buffer protocol or DLPack, from
+// numpy, torch and others, without a copy if type and order fit.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+
+#include <algorithm>
+#include <halfbyte/moe.hpp>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace nb = nanobind;
+namespace moe = halfbyte::moe;
+
+namespace {
+
+using ReadRows = nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using WriteRows = nb::ndarray<nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+template <class T, int kDimensions>
+using Array = nb::ndarray<T, nb::ndim<kDimensions>, nb::c_contig, nb::device::cpu>;
+
+// ValueError for what the caller can mend.
+template <class Body>
+auto Translated(const Body& body) {
+  try {
+    return body();
+  } catch (const moe::Error& error) {
+    if (error.code() == HALFBYTE_MOE_BAD_INPUT) throw nb::value_error(error.what());
+    throw;
+  }
+}
+
+void Require(bool condition, const std::string& sentence) {
+  if (!condition) throw nb::value_error(sentence.c_str());
+}
+
+std::int32_t TypeOf(nb::dlpack::dtype type, const char* name) {
+  if (type == nb::dtype<float>()) return HALFBYTE_MOE_F32_ROWS;
+  const bool bf16 = type.code == static_cast<std::uint8_t>(nb::dlpack::dtype_code::Bfloat) &&
+                    type.bits == 16 && type.lanes == 1;
+  Require(bf16, std::string(name) + " must be float32 or bfloat16");
+  return HALFBYTE_MOE_BF16_ROWS;
+}
+
+struct Options {
+  std::string arithmetic;
+  std::int32_t threads, activation_scales, headroom, ranks, rank;
+
+  moe::Options ForC() const {
+    moe::Options options;
+    options.arithmetic = arithmetic.c_str();
+    options.threads = threads;
+    options.activation_scales = activation_scales;
+    options.headroom = headroom == 0 ? HALFBYTE_MOE_HEADROOM_NONE : headroom;
+    options.ranks = ranks;
+    options.rank = rank;
+    return options;
+  }
+};
+
+// The NVFP4 weights of one projection of all experts: codes [experts, rows, columns/2], scales
+// [experts, rows, columns/16] and global scales [experts].
+struct Nvfp4Experts {
+  Array<const std::uint8_t, 3> codes;
+  Array<const std::uint8_t, 3> scales;
+  Array<const float, 1> global_scales;
+
+  std::vector<halfbyte_moe_matrix> ForC(const char* name) const {
+    const size_t experts = codes.shape(0);
+    Require(scales.shape(0) == experts && global_scales.shape(0) == experts,
+            std::string(name) +
+                ": codes, scales and global scales are of different numbers of "
+                "experts");
+    const size_t data_bytes = codes.shape(1) * codes.shape(2);
+    const size_t scale_bytes = scales.shape(1) * scales.shape(2);
+    std::vector<halfbyte_moe_matrix> matrices;
+    for (size_t e = 0; e < experts; ++e) {
+      halfbyte_moe_matrix matrix{};
+      matrix.data = codes.data() + e * data_bytes;
+      matrix.data_bytes = data_bytes;
+      matrix.scales = scales.data() + e * scale_bytes;
+      matrix.scale_bytes = scale_bytes;
+      matrix.format = HALFBYTE_MOE_NVFP4;
+      matrix.global_scale = global_scales.data()[e];
+      matrices.push_back(matrix);
+    }
+    return matrices;
+  }
+};
+
+class Layer {
+ public:
+  Layer(moe::Layer layer, std::int64_t max_tokens)
+      : layer_(std::move(layer)), max_tokens_(max_tokens) {
+    Require(max_tokens >= 1, "max_tokens must be positive");
+  }
+
+  halfbyte_moe_info Info() const { return layer_.Info(); }
+  halfbyte_moe_counters Counters() const { return layer_.Counters(); }
+
+  void Run(const ReadRows& hidden, const Array<const std::int32_t, 2>& ids,
+           const Array<const float, 2>& weights, const WriteRows& out) {
+    const auto tokens = static_cast<std::int64_t>(hidden.shape(0));
+    const auto width = static_cast<std::int64_t>(hidden.shape(1));
+    const auto top_k = static_cast<std::int64_t>(ids.shape(1));
+    Require(width == layer_.Info().hidden, "hidden has " + std::to_string(width) +
+                                               " columns, the layer takes " +
+                                               std::to_string(layer_.Info().hidden));
+    Require(ids.shape(0) == hidden.shape(0) && weights.shape(0) == hidden.shape(0) &&
+                weights.shape(1) == ids.shape(1),
+            "topk_ids and topk_weights must both be [tokens, choices]");
+    Require(out.shape(0) == hidden.shape(0) && out.shape(1) == hidden.shape(1),
+            "out must have the shape of hidden");
+    auto run = HALFBYTE_MOE_INIT(halfbyte_moe_run_arguments);
+    run.top_k = top_k;
+    run.hidden_type = TypeOf(hidden.dtype(), "hidden");
+    run.out_type = TypeOf(out.dtype(), "out");
+    const std::int64_t hidden_row = width * (run.hidden_type == HALFBYTE_MOE_F32_ROWS ? 4 : 2);
+    const std::int64_t out_row = width * (run.out_type == HALFBYTE_MOE_F32_ROWS ? 4 : 2);
+    const nb::gil_scoped_release no_gil;
+    const Lent workspace(*this);
+    std::int64_t begin = 0;
+    do {  // once even without tokens, so that the arguments are checked
+      run.tokens = std::min(max_tokens_, tokens - begin);
+      run.hidden = static_cast<const char*>(hidden.data()) + begin * hidden_row;
+      run.topk_ids = ids.data() + begin * top_k;
+      run.topk_weights = weights.data() + begin * top_k;
+      run.out = static_cast<char*>(out.data()) + begin * out_row;
+      moe::ThrowIfFailed(halfbyte_moe_run(layer_.handle(), workspace->handle(), &run));
+      begin += run.tokens;
+    } while (begin < tokens);
+  }
+
+  void Route(const Array<const float, 2>& logits,
+             const std::optional<Array<const std::int32_t, 1>>& token_ids,
+             const Array<std::int32_t, 2>& ids, const Array<float, 2>& weights) {
+    const halfbyte_moe_info info = layer_.Info();
+    const size_t tokens = logits.shape(0);
+    Require(static_cast<std::int64_t>(logits.shape(1)) == info.experts,
+            "logits must be [tokens, " + std::to_string(info.experts) + "]");
+    Require(!token_ids || token_ids->shape(0) == tokens, "token_ids must be [tokens]");
+    Require(ids.shape(0) == tokens && weights.shape(0) == tokens &&
+                static_cast<std::int64_t>(ids.shape(1)) == info.top_k &&
+                ids.shape(1) == weights.shape(1),
+            "ids and weights must be [tokens, top_k]");
+    const nb::gil_scoped_release no_gil;
+    const Lent workspace(*this);
+    layer_.Route(*workspace, static_cast<std::int64_t>(tokens), logits.data(),
+                 token_ids ? token_ids->data() : nullptr, ids.data(), weights.data());
+  }
+
+ private:
+  // A workspace for one call: threads that call at the same time each get their own.
+  class Lent {
+   public:
+    explicit Lent(Layer& layer) : layer_(layer) {
+      {
+        const std::lock_guard lock(layer.mutex_);
+        if (!layer.free_.empty()) {
+          workspace_ = std::move(layer.free_.back());
+          layer.free_.pop_back();
+        }
+      }
+      if (!workspace_)
+        workspace_ = std::make_unique<moe::Workspace>(layer.layer_, layer.max_tokens_);
+    }
+    ~Lent() {
+      const std::lock_guard lock(layer_.mutex_);
+      layer_.free_.push_back(std::move(workspace_));
+    }
+    Lent(const Lent&) = delete;
+    Lent& operator=(const Lent&) = delete;
+    moe::Workspace& operator*() const { return *workspace_; }
+    moe::Workspace* operator->() const { return workspace_.get(); }
+
+   private:
+    Layer& layer_;
+    std::unique_ptr<moe::Workspace> workspace_;
+  };
+
+  moe::Layer layer_;
+  const std::int64_t max_tokens_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<moe::Workspace>> free_;
+};
+
+std::unique_ptr<Layer> OpenLayer(const std::string& directory, std::int64_t layer,
+                                 const Options& options, std::int64_t max_tokens) {
+  return Translated([&] {
+    const nb::gil_scoped_release no_gil;
+    return std::make_unique<Layer>(moe::Layer::Open(directory, layer, options.ForC()), max_tokens);
+  });
+}
+
+std::unique_ptr<Layer> LayerFromNvfp4(const Nvfp4Experts& gate, const Nvfp4Experts& up,
+                                      const Nvfp4Experts& down, std::int64_t experts,
+                                      std::int64_t top_k, float swiglu_limit,
+                                      const Options& options, std::int64_t max_tokens) {
+  const std::vector<halfbyte_moe_matrix> gates = gate.ForC("gate");
+  const std::vector<halfbyte_moe_matrix> ups = up.ForC("up");
+  const std::vector<halfbyte_moe_matrix> downs = down.ForC("down");
+  Require(gates.size() == ups.size() && gates.size() == downs.size(),
+          "gate, up and down are of different numbers of experts");
+  moe::Weights weights;
+  weights.experts = experts;
+  weights.hidden = static_cast<std::int64_t>(gate.codes.shape(2)) * 2;
+  weights.intermediate = static_cast<std::int64_t>(gate.codes.shape(1));
+  weights.top_k = top_k;
+  weights.matrices = gates.size();
+  weights.gate = gates.data();
+  weights.up = ups.data();
+  weights.down = downs.data();
+  weights.swiglu_limit = swiglu_limit;
+  return Translated([&] {
+    return std::make_unique<Layer>(moe::Layer::Create(weights, options.ForC()), max_tokens);
+  });
+}
+
+nb::dict StageDict(const halfbyte_moe_stage_counters& stage) {
+  nb::dict dict;
+  dict["blocks"] = stage.blocks;
+  dict["zero"] = stage.zero;
+  dict["flushed"] = stage.flushed;
+  dict["at_max"] = stage.at_max;
+  dict["clipped"] = stage.clipped;
+  dict["non_finite"] = stage.non_finite;
+  dict["amax"] = stage.amax;
+  return dict;
+}
+
+nb::dict CountersDict(const Layer& layer) {
+  const halfbyte_moe_counters counters = layer.Counters();
+  nb::dict dict;
+  dict["gate_up"] = StageDict(counters.gate_up);
+  dict["down"] = StageDict(counters.down);
+  dict["routed_rows"] = counters.routed_rows;
+  dict["bad_rows"] = counters.bad_rows;
+  return dict;
+}
+
+nb::dict InfoDict(const Layer& layer) {
+  const halfbyte_moe_info info = layer.Info();
+  nb::dict dict;
+  dict["experts"] = info.experts;
+  dict["local_experts"] = info.local_experts;
+  dict["hidden"] = info.hidden;
+  dict["intermediate"] = info.intermediate;
+  dict["top_k"] = info.top_k;
+  dict["weight_bytes"] = info.weight_bytes;
+  dict["arithmetic"] = info.arithmetic;
+  dict["threads"] = info.threads;
+  dict["static_scales"] = info.static_scales != 0;
+  dict["routes_by_token_id"] = info.routes_by_token_id != 0;
+  return dict;
+}
+
+}  // namespace
+
+NB_MODULE(_moe, module) {
+  nb::class_<Options>(module, "Options")
+      .def("__init__", [](Options* self, std::string arithmetic, std::int32_t threads,
+                          std::int32_t activation_scales, std::int32_t headroom, std::int32_t ranks,
+                          std::int32_t rank) {
+        new (self)
+            Options{std::move(arithmetic), threads, activation_scales, headroom, ranks, rank};
+      });
+  nb::class_<Nvfp4Experts>(module, "Nvfp4Experts")
+      .def("__init__",
+           [](Nvfp4Experts* self, Array<const std::uint8_t, 3> codes,
+              Array<const std::uint8_t, 3> scales, Array<const float, 1> global_scales) {
+             new (self) Nvfp4Experts{std::move(codes), std::move(scales), std::move(global_scales)};
+           });
+  nb::class_<Layer>(module, "Layer")
+      .def("info", &InfoDict)
+      .def("counters", &CountersDict)
+      .def(
+          "run",
+          [](Layer& layer, const ReadRows& hidden, const Array<const std::int32_t, 2>& ids,
+             const Array<const float, 2>& weights,
+             const WriteRows& out) { Translated([&] { layer.Run(hidden, ids, weights, out); }); },
+          nb::arg("hidden"), nb::arg("topk_ids"), nb::arg("topk_weights"),
+          nb::arg("out").noconvert())
+      .def(
+          "route",
+          [](Layer& layer, const Array<const float, 2>& logits,
+             const std::optional<Array<const std::int32_t, 1>>& token_ids,
+             const Array<std::int32_t, 2>& ids, const Array<float, 2>& weights) {
+            Translated([&] { layer.Route(logits, token_ids, ids, weights); });
+          },
+          nb::arg("logits"), nb::arg("token_ids").none(), nb::arg("topk_ids").noconvert(),
+          nb::arg("topk_weights").noconvert());
+  module.def("open_layer", &OpenLayer);
+  // The layer borrows the arrays of its three projections.
+  module.def("layer_from_nvfp4", &LayerFromNvfp4, nb::keep_alive<0, 1>(), nb::keep_alive<0, 2>(),
+             nb::keep_alive<0, 3>());
+}

@@ -1,0 +1,176 @@
+"""The module against a dense numpy reference, and against torch where torch is installed."""
+import pathlib
+import threading
+
+import numpy as np
+import pytest
+
+import halfbyte
+
+MODEL = pathlib.Path(__file__).resolve().parents[2] / "models" / "tiny-v4-nvfp4"
+EXPERTS, HIDDEN, INTERMEDIATE, TOP_K, TOKENS = 6, 64, 32, 2, 11
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+E4M3 = np.array([(b & 7) * 2.0**-9 if b < 8 else (8 + (b & 7)) * 2.0 ** ((b >> 3) - 10)
+                 for b in range(127)])
+
+
+def random_projection(rng, rows, columns):
+    """Codes, scales and global scales of one projection of all experts."""
+    codes = rng.integers(0, 256, (EXPERTS, rows, columns // 2), dtype=np.uint8)
+    scales = rng.integers(0x30, 0x48, (EXPERTS, rows, columns // 16), dtype=np.uint8)
+    return codes, scales, rng.uniform(0.01, 0.04, EXPERTS).astype(np.float32)
+
+
+def decode(codes, scales, global_scales):
+    """float64 [experts, rows, columns]"""
+    values = E2M1[np.stack([codes & 15, codes >> 4], axis=-1)]
+    values = values.reshape(*codes.shape[:2], -1, 16) * E4M3[scales][..., None]
+    return values.reshape(*codes.shape[:2], -1) * global_scales.astype(float)[:, None, None]
+
+
+def dense(projections, hidden, ids, weights, limit=10.0):
+    """The layer in float64, token by token, from dequantized weights."""
+    gate, up, down = (decode(*projection) for projection in projections)
+    out = np.zeros(hidden.shape)
+    for t, row in enumerate(hidden.astype(float)):
+        for e, weight in zip(ids[t], weights[t]):
+            if 0 <= e < EXPERTS:
+                g = np.minimum(gate[e] @ row, limit)
+                u = np.clip(up[e] @ row, -limit, limit)
+                out[t] += weight * (down[e] @ (g / (1 + np.exp(-g)) * u))
+    return out
+
+
+def cosine(a, b):
+    a, b = np.ravel(a).astype(float), np.ravel(b).astype(float)
+    return a @ b / np.sqrt((a @ a) * (b @ b))
+
+
+@pytest.fixture
+def problem():
+    rng = np.random.default_rng(1)
+    projections = (random_projection(rng, INTERMEDIATE, HIDDEN),
+                   random_projection(rng, INTERMEDIATE, HIDDEN),
+                   random_projection(rng, HIDDEN, INTERMEDIATE))
+    hidden = np.round(rng.standard_normal((TOKENS, HIDDEN)) * 64).astype(np.float32) / 64
+    ids = np.stack([rng.permutation(EXPERTS)[:TOP_K] for _ in range(TOKENS)]).astype(np.int32)
+    weights = rng.uniform(0.1, 1, (TOKENS, TOP_K)).astype(np.float32)
+    return projections, hidden, ids, weights
+
+
+@pytest.mark.parametrize("arithmetic, bound", [("ref", 1 - 1e-5), ("w4a16", 1 - 1e-5),
+                                               ("w4a4", 0.98)])
+def test_agrees_with_the_dense_reference(problem, arithmetic, bound):
+    projections, hidden, ids, weights = problem
+    ids[3] = -1
+    layer = halfbyte.MoeLayer.from_nvfp4(*projections, top_k=TOP_K, swiglu_limit=10,
+                                         arithmetic=arithmetic, max_tokens=4)
+    out = layer(hidden, ids, weights)
+    assert out.dtype == np.float32 and out.shape == hidden.shape
+    assert not out[3].any()
+    assert cosine(out, dense(projections, hidden, ids, weights)) >= bound
+
+
+def test_a_token_alone_gives_the_same_bits(problem):
+    projections, hidden, ids, weights = problem
+    layer = halfbyte.MoeLayer.from_nvfp4(*projections, top_k=TOP_K, arithmetic="w4a4")
+    out = layer(hidden, ids, weights)
+    for t in range(TOKENS):
+        alone = layer(hidden[t : t + 1], ids[t : t + 1], weights[t : t + 1])
+        np.testing.assert_array_equal(alone, out[t : t + 1])
+
+
+def test_threads_share_a_layer(problem):
+    projections, hidden, ids, weights = problem
+    layer = halfbyte.MoeLayer.from_nvfp4(*projections, top_k=TOP_K, threads=1)
+    expected = layer(hidden, ids, weights)
+    results = []
+    threads = [threading.Thread(target=lambda: results.append(layer(hidden, ids, weights)))
+               for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 4
+    for result in results:
+        np.testing.assert_array_equal(result, expected)
+
+
+def test_the_arrays_of_the_weights_live_as_long_as_the_layer(problem):
+    projections, hidden, ids, weights = problem
+    expected = dense(projections, hidden, ids, weights, np.inf)
+    copies = [tuple(np.array(part) for part in projection) for projection in projections]
+    layer = halfbyte.MoeLayer.from_nvfp4(*copies, top_k=TOP_K)
+    del copies
+    assert cosine(layer(hidden, ids, weights), expected) >= 1 - 1e-5
+
+
+def test_a_checkpoint_layer_routes_and_runs():
+    layer = halfbyte.MoeLayer.open(MODEL, 0, arithmetic="w4a4")
+    assert layer.info["routes_by_token_id"] and layer.info["hidden"] == 256
+    rng = np.random.default_rng(2)
+    token_ids = np.array([5, 6, 5], np.int32)
+    logits = rng.standard_normal((3, 32)).astype(np.float32)
+    ids, weights = layer.route(logits, token_ids)
+    np.testing.assert_array_equal(ids[0], ids[2])
+    np.testing.assert_allclose(weights.sum(axis=1), 1.5, rtol=1e-6)
+    assert np.isfinite(layer(rng.standard_normal((3, 256)).astype(np.float32), ids, weights)).all()
+    counters = layer.counters()
+    assert counters["gate_up"]["blocks"] == 3 * 256 // 16
+    assert counters["routed_rows"] == 3
+
+
+def test_what_cannot_work_is_a_sentence(problem):
+    projections, hidden, ids, weights = problem
+    layer = halfbyte.MoeLayer.from_nvfp4(*projections, top_k=TOP_K)
+    with pytest.raises(ValueError, match="/nowhere"):
+        halfbyte.MoeLayer.open("/nowhere", 0)
+    with pytest.raises(ValueError, match="layers are 0..5"):
+        halfbyte.MoeLayer.open(MODEL, 6)
+    with pytest.raises(ValueError, match="there is no \"w2\""):
+        halfbyte.MoeLayer.open(MODEL, 0, arithmetic="w2")
+    with pytest.raises(ValueError, match="token_ids is NULL"):
+        halfbyte.MoeLayer.open(MODEL, 0).route(np.zeros((1, 32), np.float32))
+    with pytest.raises(ValueError, match="hidden has 63 columns"):
+        layer(hidden[:, 1:].copy(), ids, weights)
+    with pytest.raises(ValueError, match="float32 or bfloat16"):
+        layer(hidden.astype(np.float64), ids, weights)
+    with pytest.raises(ValueError, match="choices"):
+        layer(hidden, ids[1:], weights)
+    with pytest.raises(ValueError, match="top_k: 4"):
+        layer(hidden, np.tile(ids, 2), np.tile(weights, 2))
+    with pytest.raises(ValueError, match="different numbers of experts"):
+        codes, scales, global_scales = projections[0]
+        halfbyte.MoeLayer.from_nvfp4((codes, scales[1:], global_scales), *projections[1:], top_k=1)
+
+
+def test_no_tokens_give_no_rows(problem):
+    projections, hidden, ids, weights = problem
+    layer = halfbyte.MoeLayer.from_nvfp4(*projections, top_k=TOP_K)
+    assert layer(hidden[:0], ids[:0], weights[:0]).shape == (0, HIDDEN)
+
+
+def test_the_torch_operator_agrees_with_a_dense_torch_layer(problem):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    import halfbyte.torch_op
+
+    projections, hidden, ids, weights = problem
+    layer = halfbyte.MoeLayer.from_nvfp4(*projections, top_k=TOP_K, swiglu_limit=10)
+    number = halfbyte.torch_op.register(layer)
+    gate, up, down = (torch.from_numpy(decode(*projection)) for projection in projections)
+    x, w = torch.from_numpy(hidden), torch.from_numpy(weights)
+    chosen = torch.from_numpy(ids.astype(np.int64))
+    g = torch.einsum("th,tkih->tki", x.double(), gate[chosen]).clamp(max=10)
+    u = torch.einsum("th,tkih->tki", x.double(), up[chosen]).clamp(-10, 10)
+    h = torch.nn.functional.silu(g) * u
+    expected = torch.einsum("tk,tki,tkhi->th", w.double(), h, down[chosen])
+
+    out = torch.ops.halfbyte.moe(x, chosen, w, number)
+    assert out.dtype == torch.float32
+    assert cosine(out.numpy(), expected.numpy()) >= 1 - 1e-5
+    rounded = torch.ops.halfbyte.moe(x.bfloat16(), chosen, w, number)
+    assert rounded.dtype == torch.bfloat16
+    assert torch.equal(rounded, torch.ops.halfbyte.moe(x.bfloat16().float(), chosen, w,
+                                                       number).bfloat16())
+    compiled = torch.compile(lambda *args: torch.ops.halfbyte.moe(*args), backend="eager")
+    assert torch.equal(compiled(x, chosen, w, number), out)
