@@ -19,11 +19,9 @@ struct PackedArguments {
   float* y = nullptr;  // [tokens, rows]
 };
 
-// A tile of OperandFormat::kInt8. `scale` holds activation_scale * 2^58: the kernels take an E4M3
-// byte shifted into an fp32 number, 2^-120 of its value, and double both codes, so a sum of theirs
-// stands at 2^-60 of y: nothing rounds or overflows on the way.
-// A subnormal E4M3 scale is then a subnormal fp32 number: the thread must not run with
-// denormals-are-zero.
+// A tile of OperandFormat::kInt8. `scale` holds activation_scale * 2^58: the kernels take a scale
+// byte shifted into an fp32 number, 2^-117 of its value, and double both codes, so a sum of theirs
+// stands at 2^-57 of y: nothing rounds or overflows on the way.
 struct Int8Tile {
   int8_t codes[64];
   int32_t bias[4];

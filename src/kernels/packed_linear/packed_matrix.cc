@@ -47,8 +47,9 @@ struct ScaleRule {
 ScaleRule Nvfp4Rule() {
   ScaleRule rule;
   for (size_t byte = 0; byte < 256; ++byte) {
-    rule.table[byte] =
-        IsBlockScale(static_cast<uint8_t>(byte)) ? static_cast<uint8_t>(byte) : kNoScale;
+    rule.table[byte] = IsBlockScale(static_cast<uint8_t>(byte))
+                           ? PackedScale(static_cast<uint8_t>(byte))
+                           : kNoScale;
   }
   return rule;
 }
@@ -61,7 +62,7 @@ ScaleRule Mxfp4Rule(uint8_t largest) {
     const int exponent = byte - largest + 8;
     const bool fits = exponent >= -9 && exponent <= 8;
     rule.table[static_cast<size_t>(byte)] =
-        !fits ? kNoScale : E4m3FromFloat(std::ldexp(1.0f, exponent));
+        !fits ? kNoScale : PackedScale(E4m3FromFloat(std::ldexp(1.0f, exponent)));
   }
   return rule;
 }
@@ -166,7 +167,7 @@ Nvfp4Matrix UnpackMatrix(const PackedMatrix& packed) {
       std::memcpy(out.codes() + (row * packed.columns + block * kNvfp4Block) / 2, &codes,
                   sizeof(codes));
       out.block_scales()[row * (packed.columns / kNvfp4Block) + block] =
-          tile[kTileCodeBytes + b * kPanelRows + lane];
+          E4m3FromFloat(PackedScaleToFloat(tile[kTileCodeBytes + b * kPanelRows + lane]));
     }
   }
   return out;

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
+#include <cmath>
 #include <cstring>
 
 #include "kernels/packed_linear/packed_test_weights.h"
@@ -52,8 +54,21 @@ TEST(PackedMatrix, BytesStandWhereTheHeaderSays) {
       const int64_t element = row * 128 + column;
       EXPECT_EQ(code, row < 24 ? UnpackE2m1(codes, element) : 0);
       EXPECT_EQ(tile[512 + column % 64 / 16 * 16 + row % 16],
-                row < 24 ? static_cast<uint8_t>(w.scales[static_cast<size_t>(element / 16)]) : 0);
+                row < 24
+                    ? PackedScale(static_cast<uint8_t>(w.scales[static_cast<size_t>(element / 16)]))
+                    : 0);
     }
+  }
+}
+
+TEST(PackedMatrix, ScaleBytesKeepTheirNumberAndAreNormalInFp32) {
+  for (int byte = 0; byte <= 0x7e; ++byte) {
+    const uint8_t packed = PackedScale(static_cast<uint8_t>(byte));
+    const float value = E4m3ToFloat(static_cast<uint8_t>(byte));
+    EXPECT_EQ(PackedScaleToFloat(packed), value) << byte;
+    const auto shifted = std::bit_cast<float>(uint32_t{packed} << 20);
+    EXPECT_TRUE(byte == 0 ? shifted == 0 : std::isnormal(shifted)) << byte;
+    EXPECT_EQ(shifted * 0x1p117f, value) << byte;
   }
 }
 

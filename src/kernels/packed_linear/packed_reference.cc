@@ -5,7 +5,6 @@
 #include "kernels/packed_linear/packed_kernels.h"
 #include "kernels/packed_linear/packed_matrix.h"
 #include "numerics/e2m1.h"
-#include "numerics/e4m3.h"
 
 namespace halfbyte::packed_kernels {
 namespace {
@@ -18,7 +17,7 @@ uint8_t Code(const uint8_t* tile, int block, int row, int column) {
 }
 
 float Scale(const uint8_t* tile, int block, int row) {
-  return E4m3ToFloat(tile[kTileCodeBytes + block * kPanelRows + row]);
+  return PackedScaleToFloat(tile[kTileCodeBytes + block * kPanelRows + row]);
 }
 
 // Calls element(panel, row of the panel, operand row) for everything that is asked for.
@@ -47,11 +46,11 @@ void W4a4Reference(const PackedArguments& a) {
         int dot = 0;
         for (int k = 0; k < 16; ++k)
           dot += kE2m1Doubled[Code(w, b, row, k)] * tile.codes[b * 16 + k];
-        const float factor = Scale(w, b, row) * 0x1p-120f * tile.scale[b];
+        const float factor = Scale(w, b, row) * 0x1p-117f * tile.scale[b];
         sums[b % 2] = std::fma(static_cast<float>(dot), factor, sums[b % 2]);
       }
     }
-    return (sums[0] + sums[1]) * 0x1p60f;
+    return (sums[0] + sums[1]) * 0x1p57f;
   });
 }
 

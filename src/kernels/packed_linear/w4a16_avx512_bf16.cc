@@ -33,7 +33,7 @@ inline __m512bh BroadcastPair(const std::byte* p) {
 inline __m512 Scales(const uint8_t* p) {
   const __m128i bytes = _mm_load_si128(reinterpret_cast<const __m128i*>(p));
   const __m512i raw = _mm512_slli_epi32(_mm512_cvtepu8_epi32(bytes), 20);
-  return _mm512_mul_ps(_mm512_castsi512_ps(raw), _mm512_set1_ps(0x1p120f));
+  return _mm512_mul_ps(_mm512_castsi512_ps(raw), _mm512_set1_ps(0x1p117f));
 }
 inline void StoreSum(const PackedArguments& a, int64_t panel, int64_t token, __m512 even,
                      __m512 odd) {

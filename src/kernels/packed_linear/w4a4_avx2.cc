@@ -85,7 +85,7 @@ void Panel(const PackedArguments& a, int64_t panel, int64_t first) {
     alignas(32) float out[16];
     for (int h = 0; h < 2; ++h) {
       const __m256 sum = _mm256_add_ps(sums[t][h][0], sums[t][h][1]);
-      _mm256_store_ps(out + 8 * h, _mm256_mul_ps(sum, _mm256_set1_ps(0x1p60f)));
+      _mm256_store_ps(out + 8 * h, _mm256_mul_ps(sum, _mm256_set1_ps(0x1p57f)));
     }
     const int64_t rows = a.rows - panel * 16;
     __builtin_memcpy(a.y + (first + t) * a.rows + panel * 16, out,

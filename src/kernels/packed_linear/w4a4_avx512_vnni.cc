@@ -38,14 +38,14 @@ inline __m512 BroadcastFloat(const std::byte* p) {
   __builtin_memcpy(&value, p, sizeof(value));
   return _mm512_set1_ps(value);
 }
-// E4M3 bytes as fp32 numbers of 2^-120 their value.
+// Scale bytes as fp32 numbers of 2^-117 their value.
 inline __m512 RawScales(const uint8_t* p) {
   const __m128i bytes = _mm_load_si128(reinterpret_cast<const __m128i*>(p));
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu8_epi32(bytes), 20));
 }
 inline void StoreSum(const PackedArguments& a, int64_t panel, int64_t token, __m512 even,
                      __m512 odd) {
-  const __m512 sum = _mm512_mul_ps(_mm512_add_ps(even, odd), _mm512_set1_ps(0x1p60f));
+  const __m512 sum = _mm512_mul_ps(_mm512_add_ps(even, odd), _mm512_set1_ps(0x1p57f));
   const int64_t rows = a.rows - panel * 16;
   const auto mask = static_cast<__mmask16>(rows >= 16 ? 0xffff : (1 << rows) - 1);
   _mm512_mask_storeu_ps(a.y + token * a.rows + panel * 16, mask, sum);
