@@ -12,6 +12,9 @@ namespace {
 std::atomic<int64_t> allocations = 0;
 }  // namespace
 
+// g++ 12 does not see that this operator new and these operators delete belong together.
+#pragma GCC diagnostic ignored "-Wmismatched-new-delete"
+
 void* operator new(size_t size) {
   allocations.fetch_add(1, std::memory_order_relaxed);
   if (void* memory = std::malloc(size == 0 ? 1 : size)) return memory;

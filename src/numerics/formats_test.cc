@@ -127,7 +127,7 @@ TEST(E2m1, SaturatesAndKeepsTheSignOfZero) {
 }
 
 TEST(E2m1, TwoCodesShareAByteLowNibbleFirst) {  // R1
-  EXPECT_EQ(PackE2m1(1, 7), 0x71);  // R103
+  EXPECT_EQ(PackE2m1(1, 7), 0x71);              // R103
   for (int even = 0; even < 16; ++even) {
     for (int odd = 0; odd < 16; ++odd) {
       const uint8_t packed[2] = {0xff,
