@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <fstream>
+#include <numeric>
 #include <vector>
 
 namespace halfbyte {
@@ -54,7 +55,11 @@ double MeasurePeak(const Context& context, const PeakLoop& loop) {
   const int64_t pieces = kPeakPiecesPerThread * context.pool().threads();
   const auto start = std::chrono::steady_clock::now();
   context.pool().ParallelFor(pieces, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) loop.run(kPeakRounds);
+    for (int64_t i = begin; i < end; ++i) {
+      PeakSums sums;
+      std::iota(sums.begin(), sums.end(), i);
+      loop.run(kPeakRounds, sums);
+    }
   });
   const double rounds = static_cast<double>(pieces * kPeakRounds);
   return rounds * loop.operations_per_round / SecondsSince(start);

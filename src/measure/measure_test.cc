@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 #include <vector>
 
@@ -98,10 +99,22 @@ TEST(SyntheticExperts, AreQuantizedWeightsInMemoryOfTheirOwn) {
   EXPECT_NE(first, other);
 }
 
-TEST(PeakLoops, RunWithWhatTheMachineHas) {
-  ThreadPool pool(2);
+TEST(PeakLoops, DoTheOperationsTheyAreCountedWithInEverySum) {
+  constexpr int64_t kRounds = 1000;
   for (const PeakLoop& loop : {Fp32PeakLoop(), Int8PeakLoop(), Bf16PeakLoop()}) {
-    EXPECT_GT(MeasurePeak(Context(pool), loop), 1e8) << loop.instruction;
+    PeakSums before, after;
+    std::iota(before.begin(), before.end(), 1);
+    after = before;
+    loop.run(0, before);  // now the starts of all lanes, added up
+    loop.run(kRounds, after);
+    int64_t multiply_adds = 0;
+    for (size_t i = 0; i < after.size(); ++i) {
+      EXPECT_EQ(before[i], before[0] * static_cast<int64_t>(i + 1)) << loop.instruction;
+      EXPECT_EQ(after[i] - before[i], after[0] - before[0]) << loop.instruction;
+      multiply_adds += after[i] - before[i];
+    }
+    EXPECT_EQ(static_cast<double>(2 * multiply_adds), kRounds * loop.operations_per_round)
+        << loop.instruction;
   }
 }
 

@@ -1,23 +1,22 @@
 #include <immintrin.h>
 
-#include "measure/peak_loops.h"
+#include "measure/peak_loop_body.h"
 
 namespace halfbyte {
 namespace {
 
-void Run(int64_t rounds) {
-  const __m512bh a = reinterpret_cast<__m512bh>(_mm512_set1_epi16(0x3fc0));  // 1.5
-  const __m512bh b = reinterpret_cast<__m512bh>(_mm512_set1_epi16(0x3f40));  // 0.75
-  __m512 sums[kPeakSums] = {};
-  for (int64_t i = 0; i < rounds; ++i) {
-#pragma GCC unroll 12
-    for (__m512& sum : sums) sum = _mm512_dpbf16_ps(sum, a, b);
+struct Bf16Avx512 {
+  using Register = __m512;
+  using Lane = float;
+  static Register Start(int64_t x) { return _mm512_set1_ps(static_cast<float>(x)); }
+  static Register AddProducts(Register sum) {
+    const auto ones = reinterpret_cast<__m512bh>(_mm512_set1_epi16(0x3f80));
+    return _mm512_dpbf16_ps(sum, ones, ones);
   }
-  for (const __m512& sum : sums) asm volatile("" ::"v"(sum));  // or the loop is dropped
-}
+};
 
 }  // namespace
 
-const PeakLoop kBf16Avx512PeakLoop = {"vdpbf16ps", 2.0 * 32 * kPeakSums, Run};
+const PeakLoop kBf16Avx512PeakLoop = {"vdpbf16ps", 2.0 * 32 * kPeakSums, RunPeakLoop<Bf16Avx512>};
 
 }  // namespace halfbyte

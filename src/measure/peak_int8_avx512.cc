@@ -1,23 +1,22 @@
 #include <immintrin.h>
 
-#include "measure/peak_loops.h"
+#include "measure/peak_loop_body.h"
 
 namespace halfbyte {
 namespace {
 
-void Run(int64_t rounds) {
-  const __m512i a = _mm512_set1_epi8(7);
-  const __m512i b = _mm512_set1_epi8(-3);
-  __m512i sums[kPeakSums] = {};
-  for (int64_t i = 0; i < rounds; ++i) {
-#pragma GCC unroll 12
-    for (__m512i& sum : sums) sum = _mm512_dpbusd_epi32(sum, a, b);
+struct Int8Avx512 {
+  using Register = __m512i;
+  using Lane = int32_t;
+  static Register Start(int64_t x) { return _mm512_set1_epi32(static_cast<int32_t>(x)); }
+  static Register AddProducts(Register sum) {
+    const Register ones = _mm512_set1_epi8(1);
+    return _mm512_dpbusd_epi32(sum, ones, ones);
   }
-  for (const __m512i& sum : sums) asm volatile("" ::"v"(sum));  // or the loop is dropped
-}
+};
 
 }  // namespace
 
-const PeakLoop kInt8Avx512PeakLoop = {"vpdpbusd", 2.0 * 64 * kPeakSums, Run};
+const PeakLoop kInt8Avx512PeakLoop = {"vpdpbusd", 2.0 * 64 * kPeakSums, RunPeakLoop<Int8Avx512>};
 
 }  // namespace halfbyte

@@ -3,14 +3,24 @@
 // is asked of cpuid.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 namespace halfbyte {
 
+// Independent sums of a round: more than latency times throughput of any machine so far.
+inline constexpr int kPeakSums = 12;
+
+// Before a loop: the number that every lane of a sum starts with. After it: its lanes, added up.
+// Callers give each sum another number, at run time. Of sums that start alike a compiler computes
+// one and copies it, and what remains waits for its own result each round.
+using PeakSums = std::array<int64_t, kPeakSums>;
+
 struct PeakLoop {
   const char* instruction;
   double operations_per_round;  // a multiply-add counts as two
-  void (*run)(int64_t rounds);
+  // Each multiply-add adds 1: what the sums grow by is what was done (exact below 2^24 a lane).
+  void (*run)(int64_t rounds, PeakSums& sums);
 };
 
 PeakLoop Fp32PeakLoop();  // vfmadd231ps, on every machine
@@ -22,8 +32,5 @@ PeakLoop Bf16PeakLoop();
 extern const PeakLoop kFp32PeakLoop;
 extern const PeakLoop kInt8Avx512PeakLoop;
 extern const PeakLoop kBf16Avx512PeakLoop;
-
-// Independent sums per round: more than latency times throughput of any machine so far.
-inline constexpr int kPeakSums = 12;
 
 }  // namespace halfbyte
