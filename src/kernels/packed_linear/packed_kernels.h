@@ -19,9 +19,10 @@ struct PackedArguments {
   float* y = nullptr;  // [tokens, rows]
 };
 
-// A tile of OperandFormat::kInt8. `scale` holds activation_scale * 2^58: the kernels take a scale
-// byte shifted into an fp32 number, 2^-117 of its value, and double both codes, so a sum of theirs
-// stands at 2^-57 of y: nothing rounds or overflows on the way.
+// A tile of OperandFormat::kInt8. The kernels take a scale byte shifted into an fp32 number, 2^-117
+// of its value, and double the weights' codes. With the activations' codes doubled (W4a4) and
+// `scale` = activation_scale * 2^58, or with plain codes (W4a8) and activation_scale * 2^59, a sum
+// of theirs stands at 2^-57 of y, and nothing overflows on the way.
 struct Int8Tile {
   int8_t codes[64];
   int32_t bias[4];

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstring>
+#include <limits>
 
 #include "base/check.h"
 #include "kernels/packed_linear/packed_kernels.h"
@@ -44,20 +46,54 @@ __m256i RoundToBf16(const float* x) {
                           _mm256_set1_epi32(-0x10000));
 }
 
+// Bits of the largest magnitude of sixteen numbers; those of a NaN are above all others.
+int32_t LargestBits(__m256 a, __m256 b) {
+  const __m256i mask = _mm256_set1_epi32(0x7fffffff);
+  const __m256i eight = _mm256_max_epi32(_mm256_and_si256(_mm256_castps_si256(a), mask),
+                                         _mm256_and_si256(_mm256_castps_si256(b), mask));
+  const __m128i four =
+      _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  const __m128i two = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+  return _mm_cvtsi128_si32(_mm_max_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
+}
+
+// Block b of a W4a8 tile from sixteen numbers.
+void QuantizeInt8Block(const float* x, int64_t b, Int8Tile& tile) {
+  const __m256 lo = _mm256_loadu_ps(x);
+  const __m256 hi = _mm256_loadu_ps(x + 8);
+  const auto amax = std::bit_cast<float>(LargestBits(lo, hi));
+  if (!(amax < 0x1p64f)) {
+    tile.scale[b] = std::numeric_limits<float>::quiet_NaN();
+    return;
+  }
+  if (amax < 0x1p-52f) return;
+  const __m256 inverse = _mm256_set1_ps(127 / amax);
+  const __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(_mm256_mul_ps(lo, inverse)),
+                                           _mm256_cvtps_epi32(_mm256_mul_ps(hi, inverse)));
+  const __m256i ordered = _mm256_permute4x64_epi64(words, 0xd8);
+  const __m128i codes =
+      _mm_packs_epi16(_mm256_castsi256_si128(ordered), _mm256_extracti128_si256(ordered, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(tile.codes + b * kBlock), codes);
+  tile.bias[b] = -12 * SumOf(codes);
+  tile.scale[b] = amax / 127 * 0x1p59f;
+}
+
 }  // namespace
 
 std::vector<PackedKernel> PackedKernels(PackedArithmetic arithmetic, CpuIsa isa) {
   const bool avx2 = isa != CpuIsa::kScalar;
   const bool avx512 = isa == CpuIsa::kAvx512;
-  if (arithmetic == PackedArithmetic::kW4a4) {
-    std::vector<PackedKernel> kernels = {
-        {"w4a4 reference", arithmetic, OperandFormat::kInt8, packed_kernels::W4a4Reference}};
+  if (arithmetic != PackedArithmetic::kW4a16) {
+    // Both run the same kernels; their operands differ.
+    const bool a4 = arithmetic == PackedArithmetic::kW4a4;
+    std::vector<PackedKernel> kernels;
     const auto add = [&](const char* name, void (*run)(const PackedArguments&)) {
       kernels.push_back({name, arithmetic, OperandFormat::kInt8, run});
     };
-    if (avx2) add("w4a4 avx2", packed_kernels::W4a4Avx2);
+    add(a4 ? "w4a4 reference" : "w4a8 reference", packed_kernels::W4a4Reference);
+    if (avx2) add(a4 ? "w4a4 avx2" : "w4a8 avx2", packed_kernels::W4a4Avx2);
     if (avx512 && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi")) {
-      add("w4a4 avx512-vnni", packed_kernels::W4a4Avx512Vnni);
+      add(a4 ? "w4a4 avx512-vnni" : "w4a8 avx512-vnni", packed_kernels::W4a4Avx512Vnni);
     }
     return kernels;
   }
@@ -79,10 +115,11 @@ std::vector<PackedKernel> PackedKernels(PackedArithmetic arithmetic, CpuIsa isa)
 }
 
 const PackedKernel& BestPackedKernel(PackedArithmetic arithmetic, CpuIsa isa) {
-  using Table = std::array<std::array<PackedKernel, 3>, 2>;
+  using Table = std::array<std::array<PackedKernel, 3>, 3>;
   static const Table table = [] {
     Table best;
-    for (const PackedArithmetic a : {PackedArithmetic::kW4a4, PackedArithmetic::kW4a16}) {
+    for (const PackedArithmetic a :
+         {PackedArithmetic::kW4a4, PackedArithmetic::kW4a8, PackedArithmetic::kW4a16}) {
       for (const CpuIsa i : {CpuIsa::kScalar, CpuIsa::kAvx2, CpuIsa::kAvx512}) {
         best[static_cast<size_t>(a)][static_cast<size_t>(i)] = PackedKernels(a, i).back();
       }
@@ -121,6 +158,17 @@ void PrepareNvfp4Row(const uint8_t* codes, const uint8_t* block_scales, int64_t 
       tile.bias[b] = -12 * SumOf(doubled);
       tile.scale[b] = E4m3ToFloat(block_scales[block]) * 0x1p58f;
     }
+    std::memcpy(operand, &tile, sizeof(tile));
+    operand += sizeof(tile);
+  }
+}
+
+void PrepareInt8Row(const float* x, int64_t columns, std::byte* operand) {
+  HB_CHECK(columns % kBlock == 0, "{} columns", columns);
+  for (int64_t column = 0; column < columns; column += kTileColumns) {
+    Int8Tile tile = {};
+    const int64_t blocks = std::min(kTileColumns, columns - column) / kBlock;
+    for (int64_t b = 0; b < blocks; ++b) QuantizeInt8Block(x + column + b * kBlock, b, tile);
     std::memcpy(operand, &tile, sizeof(tile));
     operand += sizeof(tile);
   }

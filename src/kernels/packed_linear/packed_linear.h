@@ -1,4 +1,4 @@
-// y = x W^T for packed 4-bit weights, in the two arithmetics of the MoE layer. For one token and
+// y = x W^T for packed 4-bit weights, in the arithmetics of the MoE layer. For one token and
 // for hundreds; a token's result does not depend on how many there are, nor on the instruction
 // set, nor on which range of columns of y is asked for:
 //
@@ -12,6 +12,14 @@
 //   dot(b), the dot product of 16 codes, is a multiple of 1/4 below 576, computed in integers; the
 //   two E4M3 scales multiply to at most 8 bits. So a step's term is exact in fp32, and only the
 //   columns / 16 additions round: |error| <= (columns / 32 + 1) * 2^-24 * sum over b of |term|.
+//
+// W4a8: activations are int8, each block of 16 with its own scale in fp32: scale = amax / 127,
+//   code = x * (127 / amax), rounded to the nearest, ties to even, every operation in fp32. A block
+//   whose amax is below 2^-52 is 0; from 2^64 on, or with a NaN, it makes its row's results NaN.
+//   A step is acc = fma(dot(b), weight_scale * activation_scale, acc), dot(b) exact as in W4a4, the
+//   product of the scales rounded. With x' = code * scale in place of x,
+//   |error| <= (columns / 32 + 2) * 2^-24 * sum over b of |term|;  |x - x'| <= (1/2 + 2^-15) *
+//   scale.
 //
 // W4a16: activations are bf16. A step is acc = fma(s, weight_scale, acc), with s the sum of the
 //   block's 16 terms code * x, from 0, each a fused multiply-add, columns of the block in the order
@@ -34,11 +42,11 @@ namespace halfbyte {
 
 struct PackedArguments;
 
-enum class PackedArithmetic : uint8_t { kW4a4, kW4a16 };
+enum class PackedArithmetic : uint8_t { kW4a4, kW4a8, kW4a16 };
 
 // How a kernel wants its activations, for each tile of 64 columns.
 enum class OperandFormat : uint8_t {
-  kInt8,  // 64 codes times 2 as int8; of each block -12 * their sum (int32); its scale (fp32)
+  kInt8,  // 64 codes as int8, of W4a4 times 2; of each block -12 * their sum (int32), its scale
   kBf16,  // in the order above, the second of each two first
   kFp32,  // in the order above
 };
@@ -64,6 +72,8 @@ int64_t MaxOperandRowBytes(int64_t columns);
 // kInt8 from one row of codes [columns / 2] and block scales [columns / 16].
 void PrepareNvfp4Row(const uint8_t* codes, const uint8_t* block_scales, int64_t columns,
                      std::byte* operand);
+// kInt8 of W4a8 from x[columns], a multiple of 16.
+void PrepareInt8Row(const float* x, int64_t columns, std::byte* operand);
 // kBf16 or kFp32 from x[columns], rounded to bf16.
 void PrepareBf16Row(OperandFormat format, const float* x, int64_t columns, std::byte* operand);
 

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -15,7 +17,25 @@
 namespace halfbyte {
 namespace {
 
-// Activations of both arithmetics: NVFP4 rows and rows of bf16 numbers.
+constexpr PackedArithmetic kArithmetics[] = {PackedArithmetic::kW4a4, PackedArithmetic::kW4a8,
+                                             PackedArithmetic::kW4a16};
+
+// A block of W4a8 by the rule of the header.
+struct Int8Block {
+  std::array<int, 16> codes = {};
+  float scale = 0;
+
+  explicit Int8Block(const float* x) {
+    float amax = 0;
+    for (int i = 0; i < 16; ++i) amax = std::max(amax, std::abs(x[i]));
+    if (amax < 0x1p-52f) return;
+    scale = amax / 127;
+    const float inverse = 127 / amax;
+    for (size_t i = 0; i < 16; ++i) codes[i] = static_cast<int>(std::nearbyint(x[i] * inverse));
+  }
+};
+
+// Activations of all arithmetics: NVFP4 rows and rows of bf16 numbers.
 struct Activations {
   int64_t rows, columns;
   std::vector<uint8_t> codes;
@@ -35,11 +55,29 @@ struct Activations {
     for (float& x : values) x = ToFloat(ToBf16(normal(random)));
   }
 
+  // What stands for element i.
+  double Value(PackedArithmetic arithmetic, size_t i) const {
+    switch (arithmetic) {
+      case PackedArithmetic::kW4a4:
+        return double{E2m1ToFloat(UnpackE2m1(codes.data(), static_cast<int64_t>(i)))} *
+               double{E4m3ToFloat(scales[i / 16])};
+      case PackedArithmetic::kW4a8: {
+        const Int8Block block(&values[i / 16 * 16]);
+        return block.codes[i % 16] * double{block.scale};
+      }
+      case PackedArithmetic::kW4a16:
+        return values[i];
+    }
+    return 0;
+  }
+
   std::vector<std::byte> Operand(const PackedKernel& kernel, int64_t first, int64_t count) const {
     const int64_t bytes = OperandRowBytes(kernel.format, columns);
     std::vector<std::byte> out(static_cast<size_t>(count * bytes), std::byte{0xee});
     for (int64_t r = 0; r < count; ++r) {
-      if (kernel.format == OperandFormat::kInt8) {
+      if (kernel.arithmetic == PackedArithmetic::kW4a8) {
+        PrepareInt8Row(values.data() + (first + r) * columns, columns, out.data() + r * bytes);
+      } else if (kernel.format == OperandFormat::kInt8) {
         PrepareNvfp4Row(codes.data() + (first + r) * columns / 2,
                         scales.data() + (first + r) * columns / 16, columns,
                         out.data() + r * bytes);
@@ -91,6 +129,28 @@ Expected W4a4Of(const FourBitWeights& w, int64_t n, const Activations& x, int64_
   return e;
 }
 
+Expected W4a8Of(const FourBitWeights& w, int64_t n, const Activations& x, int64_t t) {
+  const int64_t blocks = x.columns / 16;
+  const auto* codes = reinterpret_cast<const uint8_t*>(w.codes.data());
+  Expected e;
+  float sums[2] = {0, 0};
+  for (int64_t b = 0; b < blocks; ++b) {
+    const Int8Block block(&x.values[static_cast<size_t>(t * x.columns + b * 16)]);
+    float dot = 0;  // exact: multiples of 1/2 below 2^14
+    for (int64_t k = 0; k < 16; ++k) {
+      dot += E2m1ToFloat(UnpackE2m1(codes, n * x.columns + b * 16 + k)) *
+             static_cast<float>(block.codes[static_cast<size_t>(k)]);
+    }
+    const float scale =
+        E4m3ToFloat(static_cast<uint8_t>(w.scales[static_cast<size_t>(n * blocks + b)]));
+    sums[b % 2] = std::fma(dot, scale * block.scale, sums[b % 2]);
+    e.exact += double{dot} * double{scale} * double{block.scale};
+    e.magnitude += std::abs(double{dot} * double{scale} * double{block.scale});
+  }
+  e.value = sums[0] + sums[1];
+  return e;
+}
+
 Expected W4a16Of(const FourBitWeights& w, int64_t n, const Activations& x, int64_t t) {
   constexpr int kOrder[16] = {2, 0, 6, 4, 3, 1, 7, 5, 10, 8, 14, 12, 11, 9, 15, 13};
   const int64_t blocks = x.columns / 16;
@@ -116,7 +176,23 @@ Expected W4a16Of(const FourBitWeights& w, int64_t n, const Activations& x, int64
 
 Expected ExpectedOf(PackedArithmetic arithmetic, const FourBitWeights& w, int64_t n,
                     const Activations& x, int64_t t) {
-  return arithmetic == PackedArithmetic::kW4a4 ? W4a4Of(w, n, x, t) : W4a16Of(w, n, x, t);
+  switch (arithmetic) {
+    case PackedArithmetic::kW4a4:
+      return W4a4Of(w, n, x, t);
+    case PackedArithmetic::kW4a8:
+      return W4a8Of(w, n, x, t);
+    case PackedArithmetic::kW4a16:
+      return W4a16Of(w, n, x, t);
+  }
+  return {};
+}
+
+// Of the header's bound, in units of 2^-24 of the sum of magnitudes.
+double RoundingsOf(PackedArithmetic arithmetic, int64_t columns) {
+  const double additions = static_cast<double>(columns) / 32;
+  return additions + (arithmetic == PackedArithmetic::kW4a4   ? 1
+                      : arithmetic == PackedArithmetic::kW4a8 ? 2
+                                                              : 18);
 }
 
 class PackedLinear : public testing::TestWithParam<PackedArithmetic> {
@@ -159,8 +235,7 @@ TEST_P(PackedLinear, StaysWithinTheBoundOfTheHeader) {
   const FourBitWeights w(WeightFormat::kNvfp4, 48, columns, 3);
   const OwnedPacked packed(w.matrix);
   const Activations x(2, columns, 4);
-  const double roundings =
-      static_cast<double>(columns) / 32 + (GetParam() == PackedArithmetic::kW4a4 ? 1 : 18);
+  const double roundings = RoundingsOf(GetParam(), columns);
   double worst = 0;
   for (const PackedKernel& kernel : Kernels()) {
     const std::vector<float> y = Product(kernel, packed.matrix, x, 0, 2);
@@ -221,25 +296,64 @@ TEST_P(PackedLinear, Mxfp4WeightsAreTheirValuesTimesTheGlobalScale) {
       double exact = 0, magnitude = 0;
       for (int64_t k = 0; k < 192; ++k) {
         const auto i = static_cast<size_t>(t * 192 + k);
-        const double value = GetParam() == PackedArithmetic::kW4a16
-                                 ? double{x.values[i]}
-                                 : double{E2m1ToFloat(UnpackE2m1(x.codes.data(), t * 192 + k))} *
-                                       double{E4m3ToFloat(x.scales[i / 16])};
+        const double value = x.Value(GetParam(), i);
         exact += double{row[static_cast<size_t>(k)]} * value;
         magnitude += std::abs(double{row[static_cast<size_t>(k)]} * value);
       }
       const double scaled =
           double{y[static_cast<size_t>(t * 32 + n)]} * double{packed.matrix.global_scale.value()};
-      EXPECT_NEAR(scaled, exact, 24 * 0x1p-24 * magnitude);
+      EXPECT_NEAR(scaled, exact, RoundingsOf(GetParam(), 192) * 0x1p-24 * magnitude);
     }
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Both, PackedLinear,
-                         testing::Values(PackedArithmetic::kW4a4, PackedArithmetic::kW4a16),
-                         [](const auto& suite) {
-                           return suite.param == PackedArithmetic::kW4a4 ? "W4a4" : "W4a16";
-                         });
+INSTANTIATE_TEST_SUITE_P(All, PackedLinear, testing::ValuesIn(kArithmetics), [](const auto& suite) {
+  return suite.param == PackedArithmetic::kW4a4   ? "W4a4"
+         : suite.param == PackedArithmetic::kW4a8 ? "W4a8"
+                                                  : "W4a16";
+});
+
+TEST(PackedLinearW4a8, QuantizesWithinHalfAStep) {
+  // One row picks out x: with weights of 1 at column k and 0 elsewhere, y is x' of column k.
+  FourBitWeights w(WeightFormat::kNvfp4, 16, 16, 15, 0x38, 0x38);
+  std::fill(w.codes.begin(), w.codes.end(), std::byte{0});
+  for (size_t n = 0; n < 16; ++n)
+    w.codes[n * 8 + n / 2] = n % 2 == 0 ? std::byte{0x02} : std::byte{0x20};
+  const OwnedPacked packed(w.matrix);
+  const PackedKernel& kernel = BestPackedKernel(PackedArithmetic::kW4a8, SupportedCpuIsas().back());
+  for (const float factor : {1.0f, 0x1p-50f, 0x1p60f}) {
+    Activations x(64, 16, 16);
+    for (float& value : x.values) value *= factor;
+    x.values[3] = -x.values[7];
+    const std::vector<float> y = Product(kernel, packed.matrix, x, 0, 64);
+    for (size_t i = 0; i < y.size(); ++i) {
+      const double step = Int8Block(&x.values[i / 16 * 16]).scale;
+      EXPECT_LE(std::abs(double{y[i]} - double{x.values[i]}), (0.5 + 0x1p-15) * step) << i;
+    }
+  }
+}
+
+TEST(PackedLinearW4a8, TinyBlocksAreZeroAndWhatIsNotFiniteStaysInItsRow) {
+  const FourBitWeights w(WeightFormat::kNvfp4, 16, 64, 11, 0x38, 0x40);
+  const OwnedPacked packed(w.matrix);
+  for (const PackedKernel& kernel :
+       PackedKernels(PackedArithmetic::kW4a8, SupportedCpuIsas().back())) {
+    Activations x(5, 64, 12);
+    std::fill_n(x.values.begin(), 64, 0x1.fep-53f);
+    std::fill_n(x.values.begin() + 64, 64, 0.0f);
+    x.values[2 * 64 + 9] = NAN;
+    x.values[3 * 64 + 9] = -std::numeric_limits<float>::infinity();
+    const std::vector<float> y = Product(kernel, packed.matrix, x, 0, 5);
+    const std::vector<float> last = Product(kernel, packed.matrix, x, 4, 1);
+    for (size_t n = 0; n < 16; ++n) {
+      EXPECT_EQ(y[n], 0) << kernel.name;
+      EXPECT_EQ(y[16 + n], 0);
+      EXPECT_TRUE(std::isnan(y[2 * 16 + n])) << kernel.name;
+      EXPECT_TRUE(std::isnan(y[3 * 16 + n])) << kernel.name;
+      EXPECT_EQ(y[4 * 16 + n], last[n]);
+    }
+  }
+}
 
 TEST(PackedLinearW4a16, NumbersBelowItsRangeCountAsZeroAndNanStaysInItsRow) {
   const FourBitWeights w(WeightFormat::kNvfp4, 16, 64, 11, 0x38, 0x40);
@@ -277,7 +391,7 @@ TEST(PackedLinearW4a16, ActivationsAreRoundedToBf16) {
 }
 
 TEST(PackedKernels, GoFromTheReferenceToTheBest) {
-  for (const PackedArithmetic a : {PackedArithmetic::kW4a4, PackedArithmetic::kW4a16}) {
+  for (const PackedArithmetic a : kArithmetics) {
     EXPECT_EQ(PackedKernels(a, CpuIsa::kScalar).size(), 1u);
     for (const CpuIsa isa : SupportedCpuIsas()) {
       EXPECT_STREQ(BestPackedKernel(a, isa).name, PackedKernels(a, isa).back().name);
