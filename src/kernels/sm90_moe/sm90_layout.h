@@ -1,0 +1,159 @@
+// Where everything lies that the MoE layer of sm_90a (Hopper) keeps in device memory: packed 4-bit
+// weights, activation images, token tiles. For host and device; every offset is computed here.
+//
+// Weights. Hopper multiplies no 4-bit numbers, so every weight becomes a bf16 number in a register,
+// exactly, right before the tensor core reads it. The order below makes that cheap: a thread finds
+// 32 codes in 16 bytes and their two scales in 2, in the order in which `wgmma` wants them.
+//   strip   64 rows; as much of K as a matrix has, filled with zeros to a multiple of 512
+//   block   64 rows x 512 columns, 18,432 bytes: 16,384 of codes, then 2,048 of scales. The blocks
+//           of a strip follow each other along K, the strips follow each other, then the next
+//           matrix: gate_up, down, gate_up of the next expert, ...
+//   codes   [8 groups of 64 columns][128 threads][4 words], one word of 8 codes for a step of 16
+//   scales  [128 threads][8 groups][row, row + 8], one byte each
+// Thread 32 * w + 4 * g + t of a block owns rows 16 * w + g and 16 * w + g + 8, and of each group
+// of 64 columns the sixteen from 16 * t on: one block of NVFP4.
+//
+// gate_up. One matrix: in each 16 rows of a strip, rows 0..7 are gate and 8..15 up of the same
+// eight channels, so that both end in one thread. Two strips hold 64 channels, and in such an order
+// that the accumulators, written out as they lie, are an image of h.
+//
+// Images. Activations as the tensor core reads them from shared memory. The image of a token tile
+// with n rows (a multiple of 8) is [k64 groups][n / 8][1,024 bytes]; the 1,024 bytes are 8 rows of
+// 128 bytes = 64 columns of bf16, whose 16-byte pieces are exchanged: piece c of row r lies at
+// c ^ (r % 8). Columns stand in KPosition order within their group.
+#pragma once
+
+#include <cstdint>
+
+#include "numerics/host_device.h"
+
+namespace halfbyte::sm90 {
+
+inline constexpr int64_t kStripRows = 64;
+inline constexpr int64_t kBlockK = 512;
+inline constexpr int64_t kGroupK = 64;
+inline constexpr int64_t kBlockGroups = kBlockK / kGroupK;
+inline constexpr int64_t kBlockThreads = 128;
+inline constexpr int64_t kCodeBytes = kStripRows * kBlockK / 2;
+inline constexpr int64_t kScaleBytes = kStripRows * kBlockK / 16;
+inline constexpr int64_t kBlockBytes = kCodeBytes + kScaleBytes;
+inline constexpr int64_t kAtomRows = 8;
+inline constexpr int64_t kAtomBytes = 1024;
+
+HB_HD constexpr int64_t CeilDiv(int64_t x, int64_t y) { return (x + y - 1) / y; }
+HB_HD constexpr int64_t PaddedK(int64_t k) { return CeilDiv(k, kBlockK) * kBlockK; }
+
+// Column 16 t + 4 s + i of a group of 64 (t, s, i in 0..3) stands at 16 s + 2 t + {0, 1, 8, 9}[i]:
+// thread t's part of step s. And back.
+HB_HD constexpr int64_t KPosition(int64_t column) {
+  const int64_t t = column / 16, s = column % 16 / 4, i = column % 4;
+  return 16 * s + 2 * t + i % 2 + i / 2 * 8;
+}
+HB_HD constexpr int64_t ColumnAtPosition(int64_t position) {
+  const int64_t s = position / 16, t = position % 8 / 2;
+  return 16 * t + 4 * s + position % 2 + position % 16 / 8 * 2;
+}
+
+// Four codes (c0: row, c1: row + 8, c2: row, two columns on, c3: row + 8, two columns on) woven
+// into one half of a word, and back (index 0..3). Masks and shifts turn each into the bf16 number
+// code * 2^-126.
+HB_HD constexpr uint32_t WeaveHalf(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3) {
+  return (c0 >> 3 & 1) << 15 | (c2 >> 3 & 1) << 14 | (c3 >> 3 & 1) << 13 | (c1 >> 3 & 1) << 12 |
+         (c3 & 7) << 9 | (c0 & 7) << 6 | (c1 & 7) << 3 | (c2 & 7);
+}
+HB_HD constexpr uint8_t UnweaveHalf(uint32_t half, int index) {
+  const int sign = index == 0 ? 15 : index == 1 ? 12 : index == 2 ? 14 : 13;
+  const int magnitude = index == 0 ? 6 : index == 1 ? 3 : index == 2 ? 0 : 9;
+  return static_cast<uint8_t>((half >> sign & 1) << 3 | (half >> magnitude & 7));
+}
+// The word of one thread and step: row_a and row_b hold the four codes of rows r and r + 8 at four
+// columns in a row, one in each nibble, the first lowest.
+HB_HD constexpr uint32_t WeaveWord(uint32_t row_a, uint32_t row_b) {
+  const uint32_t low = WeaveHalf(row_a & 15, row_b & 15, row_a >> 8 & 15, row_b >> 8 & 15);
+  const uint32_t high =
+      WeaveHalf(row_a >> 4 & 15, row_b >> 4 & 15, row_a >> 12 & 15, row_b >> 12 & 15);
+  return low | high << 16;
+}
+
+// A block scale 2^e * (1 + m / 8), e = -9..8, as the byte (e + 9) << 3 | m. No scale has the byte
+// 1, which stands for zero; the codes under it are zero. From E4M3 0x00..0x7e, and back.
+inline constexpr uint8_t kZeroScaleByte = 1;
+HB_HD constexpr uint8_t ScaleByte(uint8_t e4m3) {
+  if (e4m3 == 0) return kZeroScaleByte;
+  if (e4m3 >= 8) return static_cast<uint8_t>(e4m3 + 16);
+  // A subnormal, m * 2^-9: its highest bit becomes the implicit one.
+  const int e = e4m3 >= 4 ? 2 : e4m3 >= 2 ? 1 : 0;
+  return static_cast<uint8_t>(e << 3 | ((e4m3 << (3 - e)) & 7));
+}
+HB_HD constexpr uint8_t E4m3OfScaleByte(uint8_t byte) {
+  if (byte == kZeroScaleByte) return 0;
+  if (byte >= 24) return static_cast<uint8_t>(byte - 16);
+  return static_cast<uint8_t>((8 | (byte & 7)) >> (3 - (byte >> 3)));
+}
+// What a kernel multiplies is code * scale * 2^-7; the epilogue undoes it.
+inline constexpr float kEpilogueFactor = 128.0f;
+
+// A packed matrix of `strips` strips over `k` columns.
+struct PackedShape {
+  int64_t strips = 0;
+  int64_t k = 0;
+
+  HB_HD constexpr int64_t k_blocks() const { return CeilDiv(k, kBlockK); }
+  HB_HD constexpr int64_t bytes() const { return strips * k_blocks() * kBlockBytes; }
+  HB_HD constexpr int64_t block_offset(int64_t strip, int64_t k_block) const {
+    return (strip * k_blocks() + k_block) * kBlockBytes;
+  }
+};
+// Within a block.
+HB_HD constexpr int64_t CodeOffset(int64_t group, int64_t thread) {
+  return group * (kBlockThreads * 16) + thread * 16;
+}
+HB_HD constexpr int64_t ScaleOffset(int64_t group, int64_t thread) {
+  return kCodeBytes + thread * 16 + group * 2;
+}
+
+// A row of gate_up: which matrix, which channel.
+struct GateUpRow {
+  bool up = false;
+  int64_t channel = 0;
+  friend constexpr bool operator==(GateUpRow, GateUpRow) = default;
+};
+HB_HD constexpr GateUpRow GateUpRowAt(int64_t row) {
+  const int64_t slab = row / 16 % 8, group = row / 128;  // two strips are 8 slabs and 64 channels
+  return {row % 16 >= 8, 64 * group + ColumnAtPosition(8 * slab + row % 8)};
+}
+HB_HD constexpr int64_t RowOfGateUp(GateUpRow at) {
+  const int64_t position = KPosition(at.channel % 64);
+  return at.channel / 64 * 128 + position / 8 * 16 + (at.up ? 8 : 0) + position % 8;
+}
+
+// One expert. hidden and intermediate are multiples of 16.
+struct ExpertShape {
+  int64_t hidden = 0;
+  int64_t intermediate = 0;
+
+  HB_HD constexpr PackedShape gate_up() const { return {2 * CeilDiv(intermediate, 64), hidden}; }
+  HB_HD constexpr PackedShape down() const { return {CeilDiv(hidden, kStripRows), intermediate}; }
+  HB_HD constexpr int64_t down_offset() const { return gate_up().bytes(); }
+  HB_HD constexpr int64_t bytes() const { return gate_up().bytes() + down().bytes(); }
+};
+
+// Some rows of one local expert. Rows are numbered through all tiles: row_begin of a tile is the
+// sum of `rows` of those before it. `rows` is a multiple of 8; rows beyond the slots of the expert
+// are padding, may hold anything and reach no other row.
+struct TokenTile {
+  int32_t expert = 0;
+  int32_t row_begin = 0;
+  int32_t rows = 0;
+};
+
+// Byte offset in the buffer of all images. `row` counts within the tile; column < PaddedK(k).
+HB_HD constexpr int64_t ImageBytes(int64_t rows, int64_t k) { return rows * PaddedK(k) * 2; }
+HB_HD constexpr int64_t ImageOffset(const TokenTile& tile, int64_t k, int64_t row, int64_t column) {
+  const int64_t atom = column / kGroupK * (tile.rows / kAtomRows) + row / kAtomRows;
+  const int64_t position = KPosition(column % kGroupK);
+  return ImageBytes(tile.row_begin, k) + atom * kAtomBytes + row % kAtomRows * 128 +
+         ((position / 8) ^ (row % kAtomRows)) * 16 + position % 8 * 2;
+}
+
+}  // namespace halfbyte::sm90
