@@ -25,13 +25,15 @@ endif()
 # No contraction: each floating-point operation in the source is one IEEE operation, so results do
 # not depend on what the compiler fuses. Kernels that want a fused multiply-add call it by name.
 # -Wno-missing-field-initializers: members that a designated initializer leaves out have defaults.
-add_compile_options(-Wall -Wextra -Wshadow -Wno-missing-field-initializers -Werror
-                    -ffp-contract=off)
+# What nvcc takes of this it is handed in halfbyte_cuda.cmake.
+set(halfbyte_cxx_options -Wall -Wextra -Wshadow -Wno-missing-field-initializers -Werror
+                         -ffp-contract=off)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-  add_compile_options(-march=x86-64-v3)
+  list(APPEND halfbyte_cxx_options -march=x86-64-v3)
 else()
   message(FATAL_ERROR "halfbyte: only x86-64 is supported so far, not ${CMAKE_SYSTEM_PROCESSOR}")
 endif()
+add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:${halfbyte_cxx_options}>")
 
 if(HALFBYTE_SANITIZE)
   add_compile_options(-fsanitize=${HALFBYTE_SANITIZE} -fno-omit-frame-pointer

@@ -1,8 +1,13 @@
-# halfbyte_library(NAME SOURCES a.cc ... DEPS other_room fmt::fmt ...)
+# halfbyte_library(NAME SOURCES a.cc ... [CUDA_SOURCES a.cu b.cc ...] DEPS other_room fmt::fmt ...)
 # One room of the house: a static library, or an interface library if it has headers only. Its
-# objects also go into libhalfbyte.so (src/capi), which shows none of their symbols.
+# objects also go into libhalfbyte.so (src/capi), which shows none of their symbols. CUDA_SOURCES
+# are compiled in the cuda preset only (halfbyte_cuda.cmake); cudart then comes along.
 function(halfbyte_library name)
-  cmake_parse_arguments(arg "" "" "SOURCES;DEPS" ${ARGN})
+  cmake_parse_arguments(arg "" "" "SOURCES;CUDA_SOURCES;DEPS" ${ARGN})
+  if(HALFBYTE_CUDA AND arg_CUDA_SOURCES)
+    list(APPEND arg_SOURCES ${arg_CUDA_SOURCES})
+    list(APPEND arg_DEPS CUDA::cudart_static)
+  endif()
   if(arg_SOURCES)
     add_library(${name} STATIC ${arg_SOURCES})
     if(HALFBYTE_SHARED)
@@ -41,6 +46,15 @@ function(halfbyte_test name)
       add_custom_target(threads_tests)
     endif()
     add_dependencies(threads_tests ${name})
+  endif()
+endfunction()
+
+# halfbyte_cuda_test(NAME SOURCES a_test.cc ... DEPS room ...)
+# A test that needs a GPU, in the cuda preset only: label gpu. Without a GPU its tests are skipped
+# and say why. One file that runs on a machine with a driver and libc (halfbyte_cuda.cmake).
+function(halfbyte_cuda_test name)
+  if(HALFBYTE_CUDA)
+    halfbyte_test(${name} ${ARGN} LABEL gpu)
   endif()
 endfunction()
 

@@ -16,8 +16,8 @@ import re
 import sys
 
 SOURCE_SUFFIXES = {".h", ".cc", ".inc", ".cu", ".cuh"}
-PROGRAM_CALLS = {"halfbyte_test", "halfbyte_bench", "halfbyte_fuzz"}
-KEYWORDS = {"SOURCES", "DEPS", "LABEL", "PRIVATE", "PUBLIC", "INTERFACE"}
+PROGRAM_CALLS = {"halfbyte_test", "halfbyte_cuda_test", "halfbyte_bench", "halfbyte_fuzz"}
+KEYWORDS = {"SOURCES", "CUDA_SOURCES", "DEPS", "LABEL", "PRIVATE", "PUBLIC", "INTERFACE"}
 
 
 class Target:
@@ -50,7 +50,7 @@ def read_targets(root):
                     for word in arguments[1:]:
                         if word in KEYWORDS:
                             section = word
-                        elif section == "SOURCES":
+                        elif section in {"SOURCES", "CUDA_SOURCES"}:
                             names = bodies if word.startswith("${") else [word]
                             target.sources |= {folder / name for name in names}
                         elif section == "DEPS":

@@ -1,0 +1,40 @@
+#include "device/cuda/cuda_device.h"
+
+namespace halfbyte {
+
+Status CudaStatus(cudaError_t error, std::string_view what) {
+  if (error == cudaSuccess) return {};
+  return MakeError("{}: {} ({})", what, cudaGetErrorString(error), cudaGetErrorName(error));
+}
+
+Result<CudaDevice> CudaDevice::Open(int ordinal) {
+  int count = 0;
+  HB_RETURN_IF_ERROR(CudaStatus(cudaGetDeviceCount(&count), "no GPU can be used"));
+  if (ordinal < 0 || ordinal >= count) {
+    return MakeError("there is no GPU {}: this machine has {}", ordinal, count);
+  }
+  cudaDeviceProp properties;
+  HB_RETURN_IF_ERROR(
+      CudaStatus(cudaGetDeviceProperties(&properties, ordinal), "properties of the GPU"));
+  if (properties.major != 9 || properties.minor != 0) {
+    return MakeError(
+        "GPU {} is a {} of compute capability {}.{}, but the CUDA kernels are compiled for 9.0 "
+        "only (H100, H200)",
+        ordinal, properties.name, properties.major, properties.minor);
+  }
+  HB_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(ordinal), "choosing the GPU"));
+  return CudaDevice{.ordinal = ordinal,
+                    .name = properties.name,
+                    .multiprocessors = properties.multiProcessorCount,
+                    .l2_bytes = properties.l2CacheSize,
+                    .memory_bytes = static_cast<int64_t>(properties.totalGlobalMem)};
+}
+
+Result<CudaMemory> FreeCudaMemory() {
+  size_t free_bytes = 0;
+  size_t total_bytes = 0;
+  HB_RETURN_IF_ERROR(CudaStatus(cudaMemGetInfo(&free_bytes, &total_bytes), "GPU memory"));
+  return CudaMemory{static_cast<int64_t>(free_bytes), static_cast<int64_t>(total_bytes)};
+}
+
+}  // namespace halfbyte

@@ -1,0 +1,36 @@
+// Which GPU the process computes on, and errors of the CUDA runtime as values.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "base/result.h"
+
+namespace halfbyte {
+
+// Success, or "WHAT: CUDA's sentence (its name)".
+Status CudaStatus(cudaError_t error, std::string_view what);
+
+struct CudaDevice {
+  int ordinal = 0;
+  std::string name;  // "NVIDIA H200"
+  int multiprocessors = 0;
+  int64_t l2_bytes = 0;
+  int64_t memory_bytes = 0;
+
+  // Makes device `ordinal` the calling thread's current one. Errors: no driver, no such device, or
+  // an architecture that the kernels are not compiled for: only 9.0 (H100, H200) is.
+  static Result<CudaDevice> Open(int ordinal = 0);
+};
+
+struct CudaMemory {
+  int64_t free_bytes = 0;
+  int64_t total_bytes = 0;
+};
+// Of the current device.
+Result<CudaMemory> FreeCudaMemory();
+
+}  // namespace halfbyte
