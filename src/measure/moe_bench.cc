@@ -77,9 +77,7 @@ struct Subject {
 
 std::string_view KernelName(const Context& context, const MoeLayer& layer) {
   if (layer.packed_expert(LocalExpert{0}) == nullptr) return "stored weights";
-  const bool w4a4 = layer.params().arithmetic == Arithmetic::kW4a4;
-  return BestPackedKernel(w4a4 ? PackedArithmetic::kW4a4 : PackedArithmetic::kW4a16, context.isa())
-      .name;
+  return BestPackedKernel(PackedArithmeticOf(layer.params().arithmetic), context.isa()).name;
 }
 
 // Everything of one run but the weights.

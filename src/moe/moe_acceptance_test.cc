@@ -73,6 +73,19 @@ TEST_F(MoeAcceptance, W4a16IsTheDequantizedLayerUpToBf16) {
   EXPECT_LE(o.relative_l2, L2For(0.984));
 }
 
+TEST_F(MoeAcceptance, W4a8StaysNearTheDequantizedLayerAndNearTheOriginal) {
+  // A block of 16 normal numbers has an amax of about 2: its step, 2/127, has an error of
+  // 2/127/sqrt(12) = 0.0045 of the standard deviation; three products and h make it 0.9 %.
+  const Agreement a = Against(*dequantized_, layer_->Params(Arithmetic::kW4a8));
+  EXPECT_GE(a.cosine, 1 - 1e-4);
+  EXPECT_GE(a.worst_row_cosine, 1 - 1e-4);
+  EXPECT_LE(a.relative_l2, L2For(1 - 1e-4));
+  EXPECT_GE(a.relative_l2, 0x1p-8) << "w4a16 would be nearer";
+  const Agreement o = Against(*original_, layer_->Params(Arithmetic::kW4a8));
+  EXPECT_GE(o.cosine, 0.984);
+  EXPECT_LE(o.relative_l2, L2For(0.984));
+}
+
 TEST_F(MoeAcceptance, ScalesThatAreTooSmallFailTheGate) {  // R70, R71, R72
   EXPECT_LT(Against(*original_, StaticParams(0.0935f / 32, 0.0935f / 32)).cosine, 0.970);
   EXPECT_LT(Against(*original_, StaticParams(0.0935f / 32, 1)).cosine, 0.970);

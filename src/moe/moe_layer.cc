@@ -84,11 +84,11 @@ Status CheckWeight(const WeightMatrix& w, int64_t rows, int64_t columns, Arithme
                      name, expert, part, w.rows, w.columns, rows, columns);
   }
   const bool four_bit = w.format == WeightFormat::kNvfp4 || w.format == WeightFormat::kMxfp4;
-  if (arithmetic == Arithmetic::kW4a4 && !four_bit) {
+  if (IsFourBitOnly(arithmetic) && !four_bit) {
     return MakeError(
-        "{}, expert {}, {}: w4a4 arithmetic needs NVFP4 or MXFP4 weights, but these "
+        "{}, expert {}, {}: {} arithmetic needs NVFP4 or MXFP4 weights, but these "
         "are {}; use w4a16, or convert the checkpoint to NVFP4",
-        name, expert, part, WeightFormatName(w.format));
+        name, expert, part, ArithmeticName(arithmetic), WeightFormatName(w.format));
   }
   if (w.format == WeightFormat::kNvfp4 && !w.global_scale.IsUsable()) {
     return MakeError("{}, expert {}, {}: global scale {} is not finite and positive", name, expert,
@@ -107,12 +107,28 @@ std::string_view ArithmeticName(Arithmetic arithmetic) {
       return "w4a16";
     case Arithmetic::kW4a4:
       return "w4a4";
+    case Arithmetic::kW4a8:
+      return "w4a8";
   }
   return "?";
 }
 
+PackedArithmetic PackedArithmeticOf(Arithmetic arithmetic) {
+  switch (arithmetic) {
+    case Arithmetic::kW4a4:
+      return PackedArithmetic::kW4a4;
+    case Arithmetic::kW4a8:
+      return PackedArithmetic::kW4a8;
+    case Arithmetic::kW4a16:
+      return PackedArithmetic::kW4a16;
+    case Arithmetic::kRef:
+      break;  // has no packed form
+  }
+  HB_CHECK(false, "no packed arithmetic for {}", ArithmeticName(arithmetic));
+}
+
 std::optional<Arithmetic> ArithmeticFromName(std::string_view name) {
-  for (const Arithmetic a : {Arithmetic::kRef, Arithmetic::kW4a16, Arithmetic::kW4a4}) {
+  for (const Arithmetic a : kArithmetics) {
     if (ArithmeticName(a) == name) return a;
   }
   return std::nullopt;
@@ -166,13 +182,16 @@ Result<MoeLayer> MoeLayer::Create(const MoeParams& params, ExpertPlacement place
     HB_RETURN_IF_ERROR(check(experts[e].down, params.hidden, params.intermediate, "down"));
   }
   MoeLayer layer(params, std::move(placement), std::move(experts));
-  if (params.arithmetic == Arithmetic::kW4a4 ||
+  if (IsFourBitOnly(params.arithmetic) ||
       (params.arithmetic == Arithmetic::kW4a16 && params.round_activations)) {
     ThreadPool caller(1);
     HB_ASSIGN_OR_RETURN(
         layer.packed_,
         PackedExperts::Pack(packing.pool != nullptr ? *packing.pool : caller, layer.experts_,
                             layer.placement_, packing.release, name));
+  }
+  if (params.arithmetic == Arithmetic::kW4a8 && !layer.packed_) {
+    return MakeError("{}: MXFP4 scales of one matrix span more than w4a8 takes; use w4a16", name);
   }
   return layer;
 }
@@ -266,9 +285,7 @@ void MoeLayer::ComputeSlots(const Block& block) const {
 }
 
 const PackedKernel& MoeLayer::Kernel(const Context& context) const {
-  return BestPackedKernel(
-      params_.arithmetic == Arithmetic::kW4a4 ? PackedArithmetic::kW4a4 : PackedArithmetic::kW4a16,
-      context.isa());
+  return BestPackedKernel(PackedArithmeticOf(params_.arithmetic), context.isa());
 }
 
 // operands, row_scales = for every padded row, row source_row(row) of x, or of its codes in kW4a4.
@@ -286,13 +303,17 @@ void MoeLayer::PrepareOperands(const Block& block, MatrixView<const float> x,
         for (int64_t row = begin; row < end; ++row) {
           const int64_t from = source_row(row);
           std::byte* operand = ws.operands.get() + row * row_bytes;
-          if (format == OperandFormat::kInt8) {
+          if (params_.arithmetic == Arithmetic::kW4a4) {
             PrepareNvfp4Row(ws.codes.get() + from * (width / 2),
                             ws.block_scales.get() + from * (width / kNvfp4Block), width, operand);
             ws.row_scales[static_cast<size_t>(row)] =
                 ws.quantized_scales[static_cast<size_t>(from)].value();
           } else {
-            PrepareBf16Row(format, x.row(from), width, operand);
+            if (params_.arithmetic == Arithmetic::kW4a8) {
+              PrepareInt8Row(x.row(from), width, operand);
+            } else {
+              PrepareBf16Row(format, x.row(from), width, operand);
+            }
             ws.row_scales[static_cast<size_t>(row)] = 1.0f;
           }
         }

@@ -12,10 +12,12 @@
 //   kW4a16  activations as given (bf16 values), exact weights, fp32 sums. Any weight format.
 //   kW4a4   activations quantized to NVFP4 before both stages, as Blackwell tensor cores take them;
 //           weights must be NVFP4 or MXFP4.
+//   kW4a8   activations quantized to int8, a scale for every 16 of them, before both stages: near
+//           kW4a16 at the speed of kW4a4. NVFP4 or MXFP4 weights that can be packed.
 //   kRef    as kW4a16 with fp64 sums, scalar: the judge.
-// Rounding points: (1) activation quantization in kW4a4; (2) h, after the routing weight if that
-// comes before `down`, is rounded to bf16 (and then quantized); gate, up and slot values stay fp32;
-// (3) nothing else: the caller adds the shared expert to the fp32 result and rounds.
+// Rounding points: (1) activation quantization in kW4a4 and kW4a8; (2) h, after the routing weight
+// if that comes before `down`, is rounded to bf16 (and then quantized); gate, up and slot values
+// stay fp32; (3) nothing else: the caller adds the shared expert to the fp32 result and rounds.
 // With round_activations = false (2) is left out: fp32 math, the oracle of the model's structure.
 //
 // A token's result depends on its own row and choices only: not on the other tokens, the number of
@@ -45,8 +47,10 @@
 
 namespace halfbyte {
 
-enum class Arithmetic : uint8_t { kRef, kW4a16, kW4a4 };
-std::string_view ArithmeticName(Arithmetic arithmetic);  // "ref", "w4a16", "w4a4"
+enum class Arithmetic : uint8_t { kRef, kW4a16, kW4a4, kW4a8 };
+inline constexpr Arithmetic kArithmetics[] = {Arithmetic::kRef, Arithmetic::kW4a16,
+                                              Arithmetic::kW4a4, Arithmetic::kW4a8};
+std::string_view ArithmeticName(Arithmetic arithmetic);  // "ref", "w4a16", "w4a4", "w4a8"
 std::optional<Arithmetic> ArithmeticFromName(std::string_view name);
 
 // Where the routing weight is applied, once: to h before `down` (the model's definition) or to the
@@ -78,6 +82,14 @@ inline constexpr float kLargestInputScale = 8;
 Result<GlobalScale> StaticActivationScale(std::span<const float> input_scales,
                                           std::string_view name, int headroom = kDefaultHeadroom);
 
+// Whether activations are quantized and weights must have four bits.
+constexpr bool IsFourBitOnly(Arithmetic arithmetic) {
+  return arithmetic == Arithmetic::kW4a4 || arithmetic == Arithmetic::kW4a8;
+}
+
+// How the packed kernels compute it; kRef aborts, it has no packed form.
+PackedArithmetic PackedArithmeticOf(Arithmetic arithmetic);
+
 // What the activation quantizers of kW4a4 saw.
 struct MoeCounters {
   Nvfp4BlockStats gate_up;
@@ -93,12 +105,13 @@ struct MoePacking {
 class MoeLayer {
  public:
   // experts[e] for local expert e of the placement. `name` stands in error messages ("layer 3").
-  // Errors: a number of experts or shapes that disagree with the parameters; kW4a4 with another
-  // format than NVFP4 or MXFP4; a global scale that is not finite and positive; no memory.
+  // Errors: a number of experts or shapes that disagree with the parameters; kW4a4 or kW4a8 with
+  // another format than NVFP4 or MXFP4; kW4a8 with MXFP4 that cannot be packed; a global scale that
+  // is not finite and positive; no memory.
   //
-  // NVFP4 and MXFP4 experts are packed (packed_experts.h) for kW4a4, and for kW4a16 with rounded
-  // activations: then nothing reads the stored bytes after Create. All others are computed from
-  // the stored bytes, which must outlive the layer.
+  // NVFP4 and MXFP4 experts are packed (packed_experts.h) for kW4a4, kW4a8, and for kW4a16 with
+  // rounded activations: then nothing reads the stored bytes after Create. All others are computed
+  // from the stored bytes, which must outlive the layer.
   static Result<MoeLayer> Create(const MoeParams& params, ExpertPlacement placement,
                                  std::vector<ExpertWeights> experts, std::string_view name,
                                  const MoePacking& packing = {});

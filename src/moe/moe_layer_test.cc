@@ -13,6 +13,8 @@
 namespace halfbyte {
 namespace {
 
+constexpr Arithmetic kProductionArithmetics[] = {Arithmetic::kW4a16, Arithmetic::kW4a4,
+                                                 Arithmetic::kW4a8};
 constexpr WeightFormat kAllFormats[] = {WeightFormat::kF32,   WeightFormat::kBf16,
                                         WeightFormat::kF16,   WeightFormat::kFp8,
                                         WeightFormat::kNvfp4, WeightFormat::kMxfp4};
@@ -34,11 +36,11 @@ TEST(MoeLayer, EqualsTheReferencePipelineBitForBit) {  // R29, R37, R41, R44, R5
   for (const WeightFormat format : kAllFormats) {
     const TestLayer layer(kShape, format, 1);
     const TestInput input(kShape, 2);
-    for (const Arithmetic arithmetic : {Arithmetic::kW4a16, Arithmetic::kW4a4}) {
+    for (const Arithmetic arithmetic : kProductionArithmetics) {
       const bool four_bit = format == WeightFormat::kNvfp4 || format == WeightFormat::kMxfp4;
-      if (arithmetic == Arithmetic::kW4a4 && !four_bit) continue;
+      if (IsFourBitOnly(arithmetic) && !four_bit) continue;
       for (const bool per_token : {false, true}) {
-        if (per_token && arithmetic == Arithmetic::kW4a16) continue;  // it has no such scales
+        if (per_token && arithmetic != Arithmetic::kW4a4) continue;  // they have no such scales
         for (const bool before_down : {false, true}) {
           MoeParams params = layer.Params(arithmetic);
           params.placement = before_down ? RoutingWeightPlacement::kBeforeDown
@@ -72,7 +74,7 @@ TEST(MoeLayer, ExpertsOfAnySizeEqualTheReference) {  // R37: 129, 500 and all ro
     for (size_t e = 0; e < counts.size(); ++e) {
       for (int64_t i = 0; i < counts[e]; ++i) input.ids[slot++] = static_cast<int32_t>(e);
     }
-    for (const Arithmetic arithmetic : {Arithmetic::kW4a16, Arithmetic::kW4a4}) {
+    for (const Arithmetic arithmetic : kProductionArithmetics) {
       const MoeParams params = layer.Params(arithmetic);
       const std::vector<float> expected = Reference(layer, params, input);
       EXPECT_TRUE(SameBits(layer.Run(params, input, {.max_tokens = 2000}), expected));
@@ -88,7 +90,7 @@ TEST(MoeLayer, ATokenDoesNotDependOnItsBatch) {  // R49, R76, MDL-07: alone, per
   shape.tokens = 33;
   const TestLayer layer(shape, WeightFormat::kNvfp4, 5);
   const TestInput input(shape, 6);
-  for (const Arithmetic arithmetic : {Arithmetic::kRef, Arithmetic::kW4a16, Arithmetic::kW4a4}) {
+  for (const Arithmetic arithmetic : kArithmetics) {
     const MoeParams params = layer.Params(arithmetic);
     const std::vector<float> together = layer.Run(params, input);
     for (const int64_t t : {0, 7, 32}) {
@@ -169,7 +171,7 @@ TEST(MoeLayer, RanksAddUpToTheWholeLayer) {  // R50, R51, R54, R55
   shape.top_k = 1;  // one slot a token: the result is the slot value
   const TestLayer layer(shape, WeightFormat::kNvfp4, 13);
   const TestInput input(shape, 14);
-  for (const Arithmetic arithmetic : {Arithmetic::kW4a16, Arithmetic::kW4a4}) {
+  for (const Arithmetic arithmetic : kProductionArithmetics) {
     const MoeParams params = layer.Params(arithmetic);
     const std::vector<float> whole = layer.Run(params, input);
     std::vector<ExpertPlacement> tables;
@@ -203,7 +205,7 @@ TEST(MoeLayer, RanksAddUpToTheWholeLayer) {  // R50, R51, R54, R55
 TEST(MoeLayer, ANanInOneTokenChangesNoOther) {  // R18
   const TestLayer layer(kShape, WeightFormat::kNvfp4, 17);
   const TestInput input(kShape, 18);
-  for (const Arithmetic arithmetic : {Arithmetic::kW4a16, Arithmetic::kW4a4}) {
+  for (const Arithmetic arithmetic : kProductionArithmetics) {
     const MoeParams params = layer.Params(arithmetic);
     const std::vector<float> clean = layer.Run(params, input);
     for (const float bad : {NAN, std::numeric_limits<float>::infinity()}) {
@@ -225,7 +227,7 @@ TEST(MoeLayer, WhatTheWorkspaceHeldBeforeChangesNothing) {  // R89, R94, TST-02
   TestInput poison = input;
   std::fill(poison.hidden.begin(), poison.hidden.end(), NAN);
   MoeWorkspace shared(layer.Limits(8));
-  for (const Arithmetic arithmetic : {Arithmetic::kW4a16, Arithmetic::kW4a4}) {
+  for (const Arithmetic arithmetic : kProductionArithmetics) {
     const MoeParams params = layer.Params(arithmetic);
     const std::vector<float> fresh = layer.Run(params, input);
     layer.Run(layer.Params(Arithmetic::kW4a16), poison, {.workspace = &shared});
@@ -242,7 +244,7 @@ TEST(MoeLayer, TheSharedExpertIsAOneExpertLayer) {  // R68, R69: same clamp, sam
   TestInput input(shape, 22);
   std::fill(input.ids.begin(), input.ids.end(), 0);
   std::fill(input.weights.begin(), input.weights.end(), 1.0f);
-  for (const Arithmetic arithmetic : {Arithmetic::kW4a16, Arithmetic::kW4a4}) {
+  for (const Arithmetic arithmetic : kProductionArithmetics) {
     const MoeParams params = layer.Params(arithmetic);
     const MoeLayer dense = layer.Layer(params);
     for (const int64_t max_tokens : {2, 64}) {
@@ -348,7 +350,7 @@ TEST(MoeLayer, AThousandRunsGiveTheBitsOfFreshOnes) {
     if (i % 3 == 0) inputs.back().ids[i % inputs.back().ids.size()] = -1;
   }
   ThreadPool one(1), two(2);
-  for (const Arithmetic arithmetic : {Arithmetic::kW4a16, Arithmetic::kW4a4}) {
+  for (const Arithmetic arithmetic : kProductionArithmetics) {
     const MoeParams params = layer.Params(arithmetic);
     const MoeLayer moe = layer.Layer(params);
     std::vector<std::vector<float>> expected;
@@ -420,7 +422,7 @@ TEST(StaticActivationScale, IsTheLargestOfAllExpertsTimesTheHeadroom) {  // R80:
 }
 
 TEST(Arithmetic, NamesGoBothWays) {
-  for (const Arithmetic a : {Arithmetic::kRef, Arithmetic::kW4a16, Arithmetic::kW4a4}) {
+  for (const Arithmetic a : kArithmetics) {
     EXPECT_EQ(ArithmeticFromName(ArithmeticName(a)), a);
   }
   EXPECT_EQ(ArithmeticFromName("w8a8"), std::nullopt);

@@ -87,8 +87,12 @@ struct Product {
 float PrepareOperand(const PackedKernel& kernel, const std::vector<float>& x,
                      const std::optional<GlobalScale>& static_scale, std::byte* operand) {
   const auto k = static_cast<int64_t>(x.size());
-  if (kernel.format != OperandFormat::kInt8) {
+  if (kernel.arithmetic == PackedArithmetic::kW4a16) {
     PrepareBf16Row(kernel.format, x.data(), k, operand);
+    return 1;
+  }
+  if (kernel.arithmetic == PackedArithmetic::kW4a8) {
+    PrepareInt8Row(x.data(), k, operand);
     return 1;
   }
   const GlobalScale global =
@@ -110,10 +114,9 @@ Product RowTimes(const std::vector<float>& x, WeightMatrix w, const MoeParams& p
   product.sums.resize(static_cast<size_t>(w.rows));
   const MatrixView<float> y{product.sums.data(), 1, w.rows};
   const bool four_bit = w.format == WeightFormat::kNvfp4 || w.format == WeightFormat::kMxfp4;
-  const bool quantized = params.arithmetic == Arithmetic::kW4a4;
-  if (four_bit && (quantized || params.round_activations)) {
-    const PackedKernel kernel = BestPackedKernel(
-        quantized ? PackedArithmetic::kW4a4 : PackedArithmetic::kW4a16, CpuIsa::kScalar);
+  if (four_bit && (IsFourBitOnly(params.arithmetic) || params.round_activations)) {
+    const PackedKernel kernel =
+        BestPackedKernel(PackedArithmeticOf(params.arithmetic), CpuIsa::kScalar);
     const OwnedPacked packed(w);
     std::vector<std::byte> operand(static_cast<size_t>(OperandRowBytes(kernel.format, w.columns)));
     product.alpha = PrepareOperand(kernel, x, static_scale, operand.data()) *
