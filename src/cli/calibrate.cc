@@ -9,9 +9,9 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/progress.h"
-#include "cli/command.h"
 #include "cli/commands.h"
 #include "cli/model_flags.h"
+#include "cli/ranked_command.h"
 #include "engine/calibration.h"
 #include "engine/perplexity.h"
 
@@ -43,12 +43,13 @@ void PrintTable(const ActivationMeasurement& measurement) {
   }
 }
 
-Result<ExitCode> RunCalibrate(const CalibrateFlags& flags) {
+Result<ExitCode> RunCalibrate(const CalibrateFlags& flags, Communicator& ranks) {
   HB_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(flags.text));
-  HB_RETURN_IF_ERROR(CheckWritable(flags.out));  // before the work, not after it
+  if (ranks.first()) HB_RETURN_IF_ERROR(CheckWritable(flags.out));  // before the work, not after it
   ModelFlags model_flags = flags.model;
   const int headroom = std::exchange(model_flags.headroom, std::nullopt).value_or(kDefaultHeadroom);
-  HB_ASSIGN_OR_RETURN(const LoadedModel model, LoadModel(model_flags));
+  HB_ASSIGN_OR_RETURN(const LoadedModel model,
+                      LoadModel(model_flags, /*reference_tokens=*/0, &ranks));
   HB_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, EncodeText(model_flags, text));
   HB_ASSIGN_OR_RETURN(const int64_t context, ContextOf(*model.transformer, flags.context));
   HB_ASSIGN_OR_RETURN(const auto pieces, CutIntoContexts(tokens, context));
@@ -57,12 +58,14 @@ Result<ExitCode> RunCalibrate(const CalibrateFlags& flags) {
                       MeasureActivations(*model.transformer, pieces, headroom,
                                          [&](int64_t count) { progress.Advance(count); }));
   HB_ASSIGN_OR_RETURN(const Json json, measurement.ToJson());
-  HB_RETURN_IF_ERROR(WriteFileAtomically(flags.out, json.dump(2) + "\n"));
   const std::vector<ScaleFinding> findings = JudgeMeasurement(measurement);
   const bool failed = std::any_of(findings.begin(), findings.end(),
                                   [](const ScaleFinding& finding) { return finding.failed; });
+  const ExitCode code = failed ? ExitCode::kFailed : ExitCode::kOk;
+  if (!ranks.first()) return code;
+  HB_RETURN_IF_ERROR(WriteFileAtomically(flags.out, json.dump(2) + "\n"));
   if (flags.json) {
-    fmt::print("{}\n", json.dump());
+    PrintJson(json);
   } else {
     PrintTable(measurement);
     fmt::print("wrote {}\n", flags.out);
@@ -71,7 +74,7 @@ Result<ExitCode> RunCalibrate(const CalibrateFlags& flags) {
     fmt::print(stderr, "halfbyte calibrate: {}{}\n",
                finding.failed ? "" : "warning: ", finding.text);
   }
-  return failed ? ExitCode::kFailed : ExitCode::kOk;
+  return code;
 }
 
 }  // namespace
@@ -90,7 +93,7 @@ void AddCalibrate(CLI::App& app) {
   AddHeadroomFlag(*command, flags->model);
   AddThreadsFlag(*command, flags->model);
   command->add_flag("--json", flags->json, "Print the content of the file instead of a table");
-  OnRun(*command, [flags] { return RunCalibrate(*flags); });
+  OnRunRanked(*command, [flags](Communicator& ranks) { return RunCalibrate(*flags, ranks); });
 }
 
 }  // namespace halfbyte

@@ -1,6 +1,8 @@
 // A command that may run as several ranks, started by mpirun (docs/ranks.md).
 #pragma once
 
+#include <cstdio>
+
 #include "base/log.h"
 #include "cli/command.h"
 #include "comm/communicator.h"
@@ -16,6 +18,7 @@ void OnRunRanked(CLI::App& command, Body body) {
     HB_ASSIGN_OR_RETURN(const auto ranks, ConnectRanks());
     if (!ranks->first()) spdlog::set_level(spdlog::level::off);
     Result<ExitCode> result = body(*ranks);
+    std::fflush(stdout);  // while all ranks are connected, for the same reason as below
     const bool report = ranks->Leave(result.has_value() && *result == ExitCode::kOk);
     if (result) return result;
     if (!ranks->first()) {

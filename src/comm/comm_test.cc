@@ -78,6 +78,26 @@ TEST(Communicator, GathersTheBitsOfEveryRankInOrder) {
   });
 }
 
+TEST(Communicator, CollectsAnObjectOfEveryRank) {
+  struct Pair {
+    int64_t number;
+    double half;
+  };
+  OnEachRank(3, [](Communicator& ranks) {
+    const Pair mine[] = {{ranks.rank(), ranks.rank() / 2.0}, {-ranks.rank(), 0}};
+    const auto all = ranks.Collect(std::span<const Pair>(mine));
+    ASSERT_TRUE(all.has_value());
+    ASSERT_EQ(all->size(), 6u);
+    for (int r = 0; r < 3; ++r) {
+      EXPECT_EQ((*all)[static_cast<size_t>(2 * r)].number, r);
+      EXPECT_EQ((*all)[static_cast<size_t>(2 * r)].half, r / 2.0);
+      EXPECT_EQ((*all)[static_cast<size_t>(2 * r) + 1].number, -r);
+    }
+    EXPECT_TRUE(ranks.Collect(std::span<const Pair>())->empty());
+    EXPECT_FALSE(ranks.Leave(true));
+  });
+}
+
 TEST(Communicator, BroadcastsFromAnyRoot) {
   OnEachRank(3, [](Communicator& ranks) {
     for (int root = 0; root < 3; ++root) {
@@ -133,6 +153,11 @@ TEST(Communicator, RanksThatDoDifferentThingsAreToldSo) {  // EP-03: no rank wai
     const float mine = 0;
     float all[3];
     expect_refusal(ranks, ranks.AllGather({&mine, 1}, counts, all));
+  });
+  OnEachRank(2, [&](Communicator& ranks) {  // fewer objects
+    const std::vector<int> mine(ranks.first() ? 2 : 1);
+    const auto all = ranks.Collect(std::span(mine));
+    expect_refusal(ranks, all ? Status() : tl::unexpected<Error>(all.error()));
   });
   OnEachRank(2, [&](Communicator& ranks) {  // another operation
     float value = 0;

@@ -99,6 +99,13 @@ Status Communicator::AllGather(std::span<const float> mine, std::span<const int6
   return Move(std::as_bytes(mine), bytes_, reinterpret_cast<std::byte*>(all.data()));
 }
 
+Status Communicator::CollectBytes(std::span<const std::byte> mine, std::span<std::byte> all) {
+  const int64_t sizes[] = {std::ssize(mine)};
+  HB_RETURN_IF_ERROR(Agree(Operation::kCollect, sizes));
+  std::fill(bytes_.begin(), bytes_.end(), std::ssize(mine));
+  return Move(mine, bytes_, all.data());
+}
+
 template <class Combine>
 Status Communicator::Reduce(std::span<float> values, const Combine& combine) {
   pieces_.resize(static_cast<size_t>(size_) * kReducePiece);

@@ -12,6 +12,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "base/result.h"
@@ -39,6 +40,15 @@ class Communicator {
   Status AllGather(std::span<const float> mine, std::span<const int64_t> counts,
                    std::span<float> all);
 
+  // Every rank's objects, rank 0's first, on every rank; each contributes as many.
+  template <class T>
+    requires std::is_trivially_copyable_v<T>
+  Result<std::vector<T>> Collect(std::span<const T> mine) {
+    std::vector<T> all(mine.size() * static_cast<size_t>(size_));
+    HB_RETURN_IF_ERROR(CollectBytes(std::as_bytes(mine), std::as_writable_bytes(std::span(all))));
+    return all;
+  }
+
   // values[i] = ((rank 0's + rank 1's) + rank 2's) + ...: ascending ranks, so every rank gets the
   // same bits, whatever carries them. The bits change with the number of ranks.
   Status AllReduceSum(std::span<float> values);
@@ -59,7 +69,15 @@ class Communicator {
   bool connection_broke() const { return broke_; }
 
  private:
-  enum class Operation : int64_t { kBarrier = 1, kBroadcast, kGather, kSum, kMax, kLeave };
+  enum class Operation : int64_t {
+    kBarrier = 1,
+    kBroadcast,
+    kGather,
+    kCollect,
+    kSum,
+    kMax,
+    kLeave
+  };
   // What a rank is about to do.
   struct Call {
     Operation operation;
@@ -75,6 +93,7 @@ class Communicator {
   Status CompareCalls();
   Status Move(std::span<const std::byte> mine, std::span<const int64_t> bytes, std::byte* all);
   tl::unexpected<Error> Break(std::string message, bool report);
+  Status CollectBytes(std::span<const std::byte> mine, std::span<std::byte> all);
   template <class Combine>
   Status Reduce(std::span<float> values, const Combine& combine);
 

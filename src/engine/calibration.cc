@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "base/check.h"
+#include "comm/communicator.h"
 
 namespace halfbyte {
 namespace {
@@ -36,6 +37,28 @@ class Recorders {
   Transformer& model_;
   std::vector<std::unique_ptr<ActivationRecorder>> recorders_;
 };
+
+// The sum over ranks, each of which measured what its experts have seen.
+Result<LayerMeasurement> SumOverRanks(const LayerMeasurement& mine, Communicator& ranks) {
+  struct Part {
+    StageMeasurement gate_up, down;
+    int64_t rows_beyond_clamp;
+  };
+  const Part part{mine.gate_up, mine.down, mine.rows_beyond_clamp};
+  HB_ASSIGN_OR_RETURN(const auto parts, ranks.Collect(std::span(&part, 1)));
+  const std::span<const int64_t> my_rows = mine.rows_of_expert;
+  HB_ASSIGN_OR_RETURN(const auto rows, ranks.Collect(my_rows));
+  LayerMeasurement sum;
+  sum.rows_of_expert.resize(my_rows.size());
+  for (size_t r = 0; r < parts.size(); ++r) {
+    const auto first = rows.begin() + static_cast<int64_t>(r * my_rows.size());
+    sum += {parts[r].gate_up,
+            parts[r].down,
+            {first, first + std::ssize(my_rows)},
+            parts[r].rows_beyond_clamp};
+  }
+  return sum;
+}
 
 Status RunSequence(Transformer& model, std::span<const int32_t> tokens,
                    const std::function<void(int64_t tokens)>& progress) {
@@ -77,6 +100,11 @@ Result<ActivationMeasurement> MeasureActivations(
   }
   if (result.tokens == 0) return MakeError("nothing to measure: the text has no token");
   result.layers = recorders.Measurements();
+  if (Communicator* const ranks = model.options().communicator) {
+    for (LayerMeasurement& layer : result.layers) {
+      HB_ASSIGN_OR_RETURN(layer, SumOverRanks(layer, *ranks));
+    }
+  }
   return result;
 }
 

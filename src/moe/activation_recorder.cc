@@ -83,15 +83,17 @@ ActivationRecorder::ActivationRecorder(const MoeLayer& layer, const StageScales&
 }
 
 void ActivationRecorder::OnGateUpInput(const Sample& sample) {
+  const ExpertPlacement& placement = layer_.placement();
   const int64_t top_k = sample.routing.top_k();
   for (int64_t t = 0; t < sample.rows.rows; ++t) {
-    bool here = false;
+    std::optional<int32_t> first;
     for (int64_t slot = t * top_k; slot < (t + 1) * top_k; ++slot) {
-      if (sample.plan.padded_row_of_slot(slot) == DispatchPlan::kNone) continue;
-      here = true;
-      ++measurement_.rows_of_expert[static_cast<size_t>(sample.routing.topk_ids.data[slot])];
+      const int32_t id = sample.routing.topk_ids.data[slot];
+      if (id < 0 || id >= placement.experts()) continue;
+      if (!first) first = id;
+      if (placement.ToLocal(id)) ++measurement_.rows_of_expert[static_cast<size_t>(id)];
     }
-    if (here) {
+    if (first && placement.ToLocal(*first)) {
       measurement_.gate_up.AddRow(sample.rows.row(t), sample.rows.columns, checkpoint_.gate_up);
     }
   }

@@ -17,7 +17,9 @@
 
 namespace halfbyte {
 
-// What went into one stage: the rows of tokens that have an expert here, in blocks of 16.
+// What went into one stage, in blocks of 16. gate_up: the rows of tokens that have an expert; of
+// several ranks, the one that owns the token's first expert counts them. down: the rows of the own
+// experts. So the sum over ranks is what one rank with all experts measures.
 struct StageMeasurement {
   static constexpr int kBinades = 256;
 

@@ -103,8 +103,9 @@ TEST(ActivationRecorder, GlobalIdsArriveAtEachRanksOwnExperts) {  // R53
     }
     sum += part;
   }
-  // The largest over ranks; a token counts on every rank that has one of its experts.
   EXPECT_EQ(sum.gate_up.amax, whole.gate_up.amax);
+  EXPECT_EQ(sum.gate_up.rows, whole.gate_up.rows);  // each token once
+  EXPECT_EQ(sum.gate_up.binades, whole.gate_up.binades);
   EXPECT_EQ(sum.down.amax, whole.down.amax);
   EXPECT_EQ(sum.down.binades, whole.down.binades);
   EXPECT_EQ(sum.rows_of_expert, whole.rows_of_expert);

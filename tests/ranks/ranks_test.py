@@ -106,6 +106,23 @@ class Ranks(unittest.TestCase):
             self.assertEqual(done.returncode, 1)
             self.assertEqual(len(ours(done.stderr)), 1, done.stderr)
 
+    def test_calibrate_writes_the_file_of_one_process(self):
+        with tempfile.TemporaryDirectory() as folder:
+            text = pathlib.Path(folder) / "text"
+            text.write_text((pathlib.Path(REPOSITORY) / "tests/data/goldens/val.txt").read_text(
+                encoding="utf-8")[:3000], encoding="utf-8")
+            results = []
+            for name, launch in (("1", lambda f: [PROGRAM, *f]), ("2", lambda f: mpirun((2, f))),
+                                 ("3", lambda f: mpirun((3, f)))):
+                out = pathlib.Path(folder) / name
+                done = run(launch(["calibrate", MODEL, "--text", str(text), "--out", str(out),
+                                   "--json", "--threads", "1"]))
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertEqual(json.loads(done.stdout), json.loads(out.read_bytes()))
+                results.append((out.read_bytes(), done.stdout, ours(done.stderr)))
+            self.assertEqual(results[1], results[0])
+            self.assertEqual(results[2], results[0])
+
     def test_an_error_on_one_rank_ends_all_with_one_sentence(self):
         with tempfile.TemporaryDirectory() as folder:
             bad = pathlib.Path(folder) / "model"
