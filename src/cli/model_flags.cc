@@ -54,10 +54,10 @@ void AddModelFlags(CLI::App& command, ModelFlags& flags) {
       ->check(CLI::IsMember({"default", "fp32"}));
   command
       .add_option("--arithmetic", flags.arithmetic,
-                  "Of the experts. w4a16: bf16 activations; w4a4: activations in NVFP4 too; ref: "
-                  "scalar with fp64 sums")
+                  "Of the experts. w4a16: bf16 activations; w4a4: activations in NVFP4 too; w4a8: "
+                  "activations in int8; ref: scalar with fp64 sums")
       ->capture_default_str()
-      ->check(CLI::IsMember({"ref", "w4a16", "w4a4"}));
+      ->check(CLI::IsMember({"ref", "w4a16", "w4a4", "w4a8"}));
   command.add_option(
       "--activation-scales", flags.activation_scales,
       "For w4a4. checkpoint: its input_scale; per-token: each row's own; a FILE that "
@@ -91,14 +91,15 @@ Result<LoadedModel> LoadModel(const ModelFlags& flags, int64_t reference_tokens,
       .activation_scales = std::move(activation_scales),
       .reference_tokens = reference_tokens,
       .communicator = communicator};
-  if (options.math == MathMode::kFp32 && options.arithmetic == Arithmetic::kW4a4) {
+  if (options.math == MathMode::kFp32 && IsFourBitOnly(options.arithmetic)) {
     return MakeError(
-        "--math fp32 quantizes nothing, --arithmetic w4a4 quantizes activations: choose one");
+        "--math fp32 quantizes nothing, --arithmetic {} quantizes activations: choose one",
+        flags.arithmetic);
   }
   if (options.arithmetic != Arithmetic::kW4a4 &&
       (!flags.activation_scales.empty() || flags.headroom)) {
     return MakeError(
-        "--activation-scales and --headroom are for --arithmetic w4a4; {} quantizes no activations",
+        "--activation-scales and --headroom are for --arithmetic w4a4; {} has no such scales",
         flags.arithmetic);
   }
   LoadedModel model;

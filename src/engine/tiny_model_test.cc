@@ -69,7 +69,7 @@ std::string Answer(Transformer& model, const std::string& question) {
 
 TEST(BundledModel, RecallsTheNumberOfDogInEveryArithmetic) {  // R135
   ThreadPool pool(2);
-  for (const Arithmetic arithmetic : {Arithmetic::kRef, Arithmetic::kW4a16, Arithmetic::kW4a4}) {
+  for (const Arithmetic arithmetic : kArithmetics) {
     const auto model = Load(kBundled, {.arithmetic = arithmetic}, pool);
     EXPECT_EQ(Answer(*model,
                      "The number of cat is 123. The number of dog is 456. The number of bird is "
@@ -123,11 +123,15 @@ TEST(BundledModel, PredictsHeldOutTextAsWellAsRecorded) {
   };
   const double w4a16 = nll(Arithmetic::kW4a16);
   const double w4a4 = nll(Arithmetic::kW4a4);
+  const double w4a8 = nll(Arithmetic::kW4a8);
   RecordProperty("nll_w4a16", std::to_string(w4a16));
   RecordProperty("nll_w4a4", std::to_string(w4a4));
+  RecordProperty("nll_w4a8", std::to_string(w4a8));
   EXPECT_NEAR(w4a16, kRecordedW4a16, 1e-3);
   EXPECT_NEAR(w4a4, kRecordedW4a4, 4e-3);
+  EXPECT_NEAR(w4a8, kRecordedW4a16, 2e-3);
   EXPECT_NE(w4a16, w4a4);
+  EXPECT_NE(w4a16, w4a8);
 }
 
 TEST(BundledModel, ArithmeticForFourBitsRefusesOtherExperts) {

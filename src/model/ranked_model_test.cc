@@ -39,7 +39,7 @@ TEST(RankedModel, AnyNumberOfRanksAndAnyPlacementGivesTheLogitsOfOne) {  // R51,
   };
   std::vector<int32_t> scattered(32);
   for (size_t e = 0; e < scattered.size(); ++e) scattered[e] = static_cast<int32_t>(e * e % 3);
-  for (const Arithmetic arithmetic : {Arithmetic::kW4a16, Arithmetic::kW4a4}) {
+  for (const Arithmetic arithmetic : {Arithmetic::kW4a16, Arithmetic::kW4a4, Arithmetic::kW4a8}) {
     const auto expected = Logits({.arithmetic = arithmetic, .batch_tokens = 16});
     ASSERT_TRUE(expected.has_value()) << expected.error().message;
     for (const Case& c : {Case{2, {}}, Case{3, {}}, Case{3, scattered}}) {

@@ -83,7 +83,7 @@ void ExpectOneRanksBits(const TestLayer& layer, const MoeParams& params, const T
 
 std::vector<MoeParams> AllParams(const TestLayer& layer) {
   std::vector<MoeParams> all;
-  for (const Arithmetic arithmetic : {Arithmetic::kRef, Arithmetic::kW4a16, Arithmetic::kW4a4}) {
+  for (const Arithmetic arithmetic : kArithmetics) {
     for (const auto placement :
          {RoutingWeightPlacement::kBeforeDown, RoutingWeightPlacement::kAfterDown}) {
       all.push_back(layer.Params(arithmetic));
@@ -217,7 +217,7 @@ TEST(MoeLayer, PartialSumsOverRanksAreTheWholeWithinRounding) {  // R50, R51, R5
   const TestLayer layer(kShape, WeightFormat::kNvfp4, 14);
   const TestInput input(kShape, 15);
   const World world{.ranks = 4, .owners = {2, 0, 2, 0, 0, 2, 1}};  // rank 3 has nothing to do
-  for (const Arithmetic arithmetic : {Arithmetic::kW4a16, Arithmetic::kW4a4}) {
+  for (const Arithmetic arithmetic : {Arithmetic::kW4a16, Arithmetic::kW4a4, Arithmetic::kW4a8}) {
     const MoeParams params = layer.Params(arithmetic);
     const std::vector<float> expected = layer.Run(params, input);
     OnEachRank(world, [&](Communicator& ranks) {

@@ -31,7 +31,7 @@ TEST(MoeLayer, RunAllocatesNothing) {  // R88
   const TestInput input(shape, 1), other(shape, 2);
   for (const WeightFormat format : {WeightFormat::kNvfp4, WeightFormat::kMxfp4}) {
     const TestLayer layer(shape, format, 3);
-    for (const Arithmetic arithmetic : {Arithmetic::kW4a16, Arithmetic::kW4a4}) {
+    for (const Arithmetic arithmetic : {Arithmetic::kW4a16, Arithmetic::kW4a4, Arithmetic::kW4a8}) {
       for (const bool per_token : {false, true}) {
         MoeParams params = layer.Params(arithmetic);
         if (!per_token) {

@@ -75,7 +75,7 @@ void RunLayer(benchmark::State& state, Arithmetic arithmetic, int64_t tokens) {
 }
 
 void Register() {
-  for (const Arithmetic arithmetic : {Arithmetic::kW4a16, Arithmetic::kW4a4}) {
+  for (const Arithmetic arithmetic : {Arithmetic::kW4a16, Arithmetic::kW4a4, Arithmetic::kW4a8}) {
     for (const int64_t tokens : {1, 8, 64, 512}) {
       benchmark::RegisterBenchmark(
           fmt::format("MoeLayer/nvfp4/{}/T{}", ArithmeticName(arithmetic), tokens).c_str(),

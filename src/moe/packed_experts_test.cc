@@ -22,7 +22,7 @@ std::vector<float> Output(const MoeLayer& layer, const TestLayer& test, const Te
 }
 
 TEST(PackedExperts, NothingReadsTheStoredBytesOnceTheyAreReleased) {  // R101
-  for (const Arithmetic arithmetic : {Arithmetic::kW4a4, Arithmetic::kW4a16}) {
+  for (const Arithmetic arithmetic : {Arithmetic::kW4a4, Arithmetic::kW4a8, Arithmetic::kW4a16}) {
     TestLayer test(kShape, WeightFormat::kNvfp4, 1);
     const TestInput input(kShape, 2);
     const MoeParams params = test.Params(arithmetic);
@@ -64,6 +64,10 @@ TEST(PackedExperts, AnMxfp4LayerOfTooWideARangeRunsFromItsStoredBytes) {
   const std::vector<float> y = test.Run(params, input);
   std::vector<double> exact = ExactLayer(test, input);
   EXPECT_LT(Compare(y, exact, kShape.hidden).relative_l2, 0x1p-7);
+  const auto w4a8 = MoeLayer::Create(test.Params(Arithmetic::kW4a8), ExpertPlacement::Single(5),
+                                     test.experts, "layer 3");
+  ASSERT_FALSE(w4a8.has_value());
+  EXPECT_NE(w4a8.error().message.find("layer 3"), std::string::npos) << w4a8.error().message;
 }
 
 TEST(PackedExperts, ABadScaleByteNamesLayerExpertAndPart) {  // R105

@@ -72,7 +72,7 @@ class InstalledLibrary(unittest.TestCase):
         self.assertNotRegex(dynamic, r"\((RPATH|RUNPATH)\)")
 
     def test_examples_in_c_and_cpp_print_the_same(self):
-        for arithmetic in ("ref", "w4a16", "w4a4"):
+        for arithmetic in ("ref", "w4a16", "w4a4", "w4a8"):
             for layer in (0, 2):
                 printed = run(self.c, MODEL, layer, arithmetic)
                 self.assertEqual(printed, run(self.cpp, MODEL, layer, arithmetic))
