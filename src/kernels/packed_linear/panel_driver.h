@@ -1,0 +1,145 @@
+// The walk over panels that the variants of packed_linear.h share. A variant is a struct, here
+// called A, that knows how one tile of weights is stored, taken apart and multiplied:
+//
+//   kTileBytes, kXTileBytes   of a tile of 16 rows in PackedArguments::w, and of its activations
+//   kPrefetchBytes            how far ahead of the tile at hand a decode step fetches: the
+//                             hardware's own prefetcher stops at every page
+//   kGemvTokens               up to so many tokens take tiles apart in registers, each for itself;
+//                             more share a strip of unpacked tiles
+//   kStripTiles, kChunkTokens a strip of K and a chunk of tokens whose data stay in the caches
+//   kGroup                    tokens whose sums live in registers
+//   kParts                    of the sixteen rows, whose sums live in registers one after the other
+//   Sums                      of one token and part, an aggregate of vectors
+//   Packed(tile), Unpacked    a tile as stored, and taken apart
+//   Unpack(tile, unpacked)
+//   Add<tokens>(tile, part, x, x_row_bytes, sums)   a tile, Packed or Unpacked, times `tokens` rows
+//                             of activations, added to their sums
+//   Store(sums, y, rows)      the parts of one token to y[0, rows)
+//
+// It lives in an unnamed namespace, as does this: every file compiles its own copy with its own
+// flags (see the warning in kernels/simd16.h).
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/packed_linear/packed_kernels.h"
+
+namespace halfbyte::packed_kernels {
+namespace {  // NOLINT(google-build-namespaces)
+
+template <class A>
+struct TokenSums {
+  typename A::Sums parts[A::kParts];
+};
+
+template <class A>
+[[gnu::always_inline]] inline void StoreSums(const PackedArguments& a, int64_t panel, int64_t token,
+                                             const TokenSums<A>& sums) {
+  const int64_t rows = a.rows - panel * 16;
+  A::Store(sums.parts, a.y + token * a.rows + panel * 16, rows < 16 ? rows : 16);
+}
+
+template <class A>
+[[gnu::always_inline]] inline void PrefetchTile(const uint8_t* tile) {
+  for (int64_t line = 0; line < A::kTileBytes; line += 64) {
+    _mm_prefetch(reinterpret_cast<const char*>(tile + line), _MM_HINT_T0);
+  }
+}
+
+template <class A, int tokens>
+void GemvPanel(const PackedArguments& a, int64_t panel) {
+  const uint8_t* tile = a.w + panel * a.tiles * A::kTileBytes;
+  const std::byte* x = a.x;
+  typename A::Sums sums[A::kParts][tokens] = {};
+  for (int64_t i = 0; i < a.tiles; ++i, tile += A::kTileBytes, x += A::kXTileBytes) {
+    PrefetchTile<A>(tile + A::kPrefetchBytes);
+    const typename A::Packed packed(tile);
+#pragma GCC unroll 2
+    for (int p = 0; p < A::kParts; ++p) {
+      A::template Add<tokens>(packed, p, x, a.x_row_bytes, sums[p]);
+    }
+  }
+  for (int t = 0; t < tokens; ++t) {
+    TokenSums<A> token;
+    for (int p = 0; p < A::kParts; ++p) token.parts[p] = sums[p][t];
+    StoreSums<A>(a, panel, t, token);
+  }
+}
+
+// A strip of one panel taken apart once, and the sums of a chunk of tokens over the strips.
+template <class A>
+struct Strip {
+  typename A::Unpacked tiles[A::kStripTiles];
+  TokenSums<A> sums[A::kChunkTokens];
+};
+
+template <class A, int tokens>
+void StripTimesGroup(const typename A::Unpacked* unpacked, int64_t tiles, const std::byte* x,
+                     int64_t x_row_bytes, TokenSums<A>* token_sums) {
+  for (int p = 0; p < A::kParts; ++p) {
+    typename A::Sums sums[tokens];
+    for (int t = 0; t < tokens; ++t) sums[t] = token_sums[t].parts[p];
+    for (int64_t i = 0; i < tiles; ++i) {
+      A::template Add<tokens>(unpacked[i], p, x + i * A::kXTileBytes, x_row_bytes, sums);
+    }
+    for (int t = 0; t < tokens; ++t) token_sums[t].parts[p] = sums[t];
+  }
+}
+
+// StripTimesGroup<A, n>, GemvPanel<A, n> for an n that is known at run time only.
+template <class A, int n = A::kGroup>
+void StripTimesTokens(int64_t tokens, const typename A::Unpacked* unpacked, int64_t tiles,
+                      const std::byte* x, int64_t x_row_bytes, TokenSums<A>* sums) {
+  if (tokens == n) return StripTimesGroup<A, n>(unpacked, tiles, x, x_row_bytes, sums);
+  if constexpr (n > 1) StripTimesTokens<A, n - 1>(tokens, unpacked, tiles, x, x_row_bytes, sums);
+}
+template <class A, int n = A::kGemvTokens>
+void GemvPanelOfTokens(const PackedArguments& a, int64_t panel) {
+  if (a.tokens == n) return GemvPanel<A, n>(a, panel);
+  if constexpr (n > 1) GemvPanelOfTokens<A, n - 1>(a, panel);
+}
+
+// Tokens [first, first + tokens), at most a chunk.
+template <class A>
+void GemmPanel(const PackedArguments& a, int64_t panel, int64_t first, int64_t tokens,
+               Strip<A>& strip) {
+  for (int64_t t = 0; t < tokens; ++t) strip.sums[t] = TokenSums<A>{};
+  const int64_t groups = (tokens + A::kGroup - 1) / A::kGroup;
+  for (int64_t i = 0; i < a.tiles; i += A::kStripTiles) {
+    const int64_t tiles = a.tiles - i < A::kStripTiles ? a.tiles - i : A::kStripTiles;
+    const uint8_t* tile = a.w + (panel * a.tiles + i) * A::kTileBytes;
+    for (int64_t n = 0; n < tiles; ++n, tile += A::kTileBytes) {
+      // The next strip travels while this one is multiplied.
+      PrefetchTile<A>(tile + A::kStripTiles * A::kTileBytes);
+      A::Unpack(tile, strip.tiles[n]);
+    }
+    const std::byte* x = a.x + first * a.x_row_bytes + i * A::kXTileBytes;
+    for (int64_t g = 0; g < groups; ++g) {
+      const int64_t begin = g * tokens / groups;
+      const int64_t end = (g + 1) * tokens / groups;
+      StripTimesTokens<A>(end - begin, strip.tiles, tiles, x + begin * a.x_row_bytes, a.x_row_bytes,
+                          strip.sums + begin);
+    }
+  }
+  for (int64_t t = 0; t < tokens; ++t) StoreSums<A>(a, panel, first + t, strip.sums[t]);
+}
+
+template <class A>
+void RunPanels(const PackedArguments& a) {
+  if (a.tokens <= A::kGemvTokens) {
+    if (a.tokens == 0) return;
+    for (int64_t p = a.panel_begin; p < a.panel_end; ++p) GemvPanelOfTokens<A>(a, p);
+    return;
+  }
+  Strip<A> strip;
+  for (int64_t first = 0; first < a.tokens; first += A::kChunkTokens) {
+    const int64_t tokens = a.tokens - first < A::kChunkTokens ? a.tokens - first : A::kChunkTokens;
+    for (int64_t p = a.panel_begin; p < a.panel_end; ++p) GemmPanel<A>(a, p, first, tokens, strip);
+  }
+}
+
+}  // namespace
+}  // namespace halfbyte::packed_kernels
