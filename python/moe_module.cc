@@ -50,19 +50,49 @@ std::int32_t TypeOf(nb::dlpack::dtype type, const char* name) {
 
 struct Options {
   std::string arithmetic;
-  std::int32_t threads, activation_scales, headroom, ranks, rank;
+  std::int32_t threads, activation_scales;
+  std::optional<std::string> activation_scales_file;
+  std::int32_t headroom, ranks, rank;
 
   moe::Options ForC() const {
     moe::Options options;
     options.arithmetic = arithmetic.c_str();
     options.threads = threads;
     options.activation_scales = activation_scales;
+    options.activation_scales_file =
+        activation_scales_file ? activation_scales_file->c_str() : nullptr;
     options.headroom = headroom == 0 ? HALFBYTE_MOE_HEADROOM_NONE : headroom;
     options.ranks = ranks;
     options.rank = rank;
     return options;
   }
 };
+
+struct Router {
+  std::int32_t score, weights;
+  float scaling_factor;
+  std::optional<Array<const float, 1>> bias;
+  std::int64_t groups, chosen_groups;
+
+  // `into.experts` is set.
+  void AddTo(moe::Weights& into) const {
+    Require(!bias || static_cast<std::int64_t>(bias->shape(0)) == into.experts,
+            "router bias must be [experts]");
+    into.router_score = score;
+    into.router_weights = weights;
+    into.routed_scaling_factor = scaling_factor;
+    into.router_bias = bias ? bias->data() : nullptr;
+    into.router_groups = groups;
+    into.router_chosen_groups = chosen_groups;
+  }
+};
+
+// The choices of `tokens` tokens: two arrays [tokens, choices].
+template <class Ids, class Weights>
+void RequireChoices(const Ids& ids, const Weights& weights, size_t tokens) {
+  Require(ids.shape(0) == tokens && weights.shape(0) == tokens && weights.shape(1) == ids.shape(1),
+          "topk_ids and topk_weights must both be [tokens, choices]");
+}
 
 // The NVFP4 weights of one projection of all experts: codes [experts, rows, columns/2], scales
 // [experts, rows, columns/16] and global scales [experts].
@@ -98,7 +128,7 @@ class Layer {
  public:
   Layer(moe::Layer layer, std::int64_t max_tokens)
       : layer_(std::move(layer)), max_tokens_(max_tokens) {
-    Require(max_tokens >= 1, "max_tokens must be positive");
+    free_.push_back(std::make_unique<moe::Workspace>(layer_, max_tokens_));
   }
 
   halfbyte_moe_info Info() const { return layer_.Info(); }
@@ -112,9 +142,7 @@ class Layer {
     Require(width == layer_.Info().hidden, "hidden has " + std::to_string(width) +
                                                " columns, the layer takes " +
                                                std::to_string(layer_.Info().hidden));
-    Require(ids.shape(0) == hidden.shape(0) && weights.shape(0) == hidden.shape(0) &&
-                weights.shape(1) == ids.shape(1),
-            "topk_ids and topk_weights must both be [tokens, choices]");
+    RequireChoices(ids, weights, hidden.shape(0));
     Require(out.shape(0) == hidden.shape(0) && out.shape(1) == hidden.shape(1),
             "out must have the shape of hidden");
     auto run = HALFBYTE_MOE_INIT(halfbyte_moe_run_arguments);
@@ -145,10 +173,9 @@ class Layer {
     Require(static_cast<std::int64_t>(logits.shape(1)) == info.experts,
             "logits must be [tokens, " + std::to_string(info.experts) + "]");
     Require(!token_ids || token_ids->shape(0) == tokens, "token_ids must be [tokens]");
-    Require(ids.shape(0) == tokens && weights.shape(0) == tokens &&
-                static_cast<std::int64_t>(ids.shape(1)) == info.top_k &&
-                ids.shape(1) == weights.shape(1),
-            "ids and weights must be [tokens, top_k]");
+    RequireChoices(ids, weights, tokens);
+    Require(static_cast<std::int64_t>(ids.shape(1)) == info.top_k,
+            "the router writes " + std::to_string(info.top_k) + " choices");
     const nb::gil_scoped_release no_gil;
     const Lent workspace(*this);
     layer_.Route(*workspace, static_cast<std::int64_t>(tokens), logits.data(),
@@ -200,7 +227,7 @@ std::unique_ptr<Layer> OpenLayer(const std::string& directory, std::int64_t laye
 
 std::unique_ptr<Layer> LayerFromNvfp4(const Nvfp4Experts& gate, const Nvfp4Experts& up,
                                       const Nvfp4Experts& down, std::int64_t experts,
-                                      std::int64_t top_k, float swiglu_limit,
+                                      std::int64_t top_k, float swiglu_limit, const Router& router,
                                       const Options& options, std::int64_t max_tokens) {
   const std::vector<halfbyte_moe_matrix> gates = gate.ForC("gate");
   const std::vector<halfbyte_moe_matrix> ups = up.ForC("up");
@@ -217,6 +244,7 @@ std::unique_ptr<Layer> LayerFromNvfp4(const Nvfp4Experts& gate, const Nvfp4Exper
   weights.up = ups.data();
   weights.down = downs.data();
   weights.swiglu_limit = swiglu_limit;
+  router.AddTo(weights);
   return Translated([&] {
     return std::make_unique<Layer>(moe::Layer::Create(weights, options.ForC()), max_tokens);
   });
@@ -264,12 +292,33 @@ nb::dict InfoDict(const Layer& layer) {
 
 NB_MODULE(_moe, module) {
   nb::class_<Options>(module, "Options")
-      .def("__init__", [](Options* self, std::string arithmetic, std::int32_t threads,
-                          std::int32_t activation_scales, std::int32_t headroom, std::int32_t ranks,
-                          std::int32_t rank) {
-        new (self)
-            Options{std::move(arithmetic), threads, activation_scales, headroom, ranks, rank};
-      });
+      .def(
+          "__init__",
+          [](Options* self, std::string arithmetic, std::int32_t threads,
+             std::int32_t activation_scales, std::optional<std::string> activation_scales_file,
+             std::int32_t headroom, std::int32_t ranks, std::int32_t rank) {
+            new (self) Options{std::move(arithmetic),
+                               threads,
+                               activation_scales,
+                               std::move(activation_scales_file),
+                               headroom,
+                               ranks,
+                               rank};
+          },
+          nb::arg("arithmetic"), nb::arg("threads"), nb::arg("activation_scales"),
+          nb::arg("activation_scales_file").none(), nb::arg("headroom"), nb::arg("ranks"),
+          nb::arg("rank"));
+  nb::class_<Router>(module, "Router")
+      .def(
+          "__init__",
+          [](Router* self, std::int32_t score, std::int32_t weights, float scaling_factor,
+             std::optional<Array<const float, 1>> bias, std::int64_t groups,
+             std::int64_t chosen_groups) {
+            new (self)
+                Router{score, weights, scaling_factor, std::move(bias), groups, chosen_groups};
+          },
+          nb::arg("score"), nb::arg("weights"), nb::arg("scaling_factor"), nb::arg("bias").none(),
+          nb::arg("groups"), nb::arg("chosen_groups"));
   nb::class_<Nvfp4Experts>(module, "Nvfp4Experts")
       .def("__init__",
            [](Nvfp4Experts* self, Array<const std::uint8_t, 3> codes,

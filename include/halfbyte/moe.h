@@ -37,7 +37,8 @@
 
 // The version of this header. Rises when something is added; libhalfbyte.so's own number
 // (SOVERSION) rises when something old stops working.
-#define HALFBYTE_MOE_ABI_VERSION 1
+//   2: activation_scales_file in options; router groups in weights
+#define HALFBYTE_MOE_ABI_VERSION 2
 
 #if defined(__GNUC__)
 #define HALFBYTE_MOE_API __attribute__((visibility("default")))
@@ -82,7 +83,8 @@ typedef struct halfbyte_moe_workspace halfbyte_moe_workspace;
 
 // Where the scales of 4-bit activations come from ("w4a4" only).
 enum {
-  HALFBYTE_MOE_SCALES_AUTO = 0,      // static if the weights come with input scales, else per token
+  HALFBYTE_MOE_SCALES_AUTO = 0,      // static if the weights come with input scales (or a file is
+                                     // given), else per token
   HALFBYTE_MOE_SCALES_STATIC = 1,    // static; an error if an input scale is missing
   HALFBYTE_MOE_SCALES_PER_TOKEN = 2  // largest element of each row / 2688
 };
@@ -96,8 +98,9 @@ enum {
 typedef struct halfbyte_moe_options {
   uint64_t struct_size;
   // "w4a16" (NULL: this): activations as given, exact weights, fp32 sums. "w4a4": activations
-  // quantized to NVFP4 before both products; NVFP4 and MXFP4 weights only. "ref": as w4a16 with
-  // fp64 sums, slow, the judge.
+  // quantized to NVFP4 before both products; NVFP4 and MXFP4 weights only. "w4a8": activations
+  // quantized to int8, a scale for every 16; the same weights. "ref": as w4a16 with fp64 sums,
+  // slow, the judge.
   const char* arithmetic;
   int32_t threads;    // of each workspace, the caller's included; 0: the processors there are
   int32_t keep_fp32;  // nonzero: the activation before `down` is not rounded to bf16
@@ -107,6 +110,10 @@ typedef struct halfbyte_moe_options {
   // share of the experts, takes global ids, and computes a partial sum. 0 ranks: all here.
   int32_t ranks;
   int32_t rank;
+  // Since version 2. Not NULL: "w4a4" runs with the static scales of this file, which `halfbyte
+  // calibrate` measured on the same model; headroom comes on top. Only for halfbyte_moe_layer_open,
+  // with HALFBYTE_MOE_SCALES_AUTO. Read by the call that takes the options.
+  const char* activation_scales_file;
 } halfbyte_moe_options;
 
 // Layer `layer` (from 0) of the checkpoint in `directory`, in any format that `halfbyte inspect`
@@ -183,6 +190,12 @@ typedef struct halfbyte_moe_weights {
   float routed_scaling_factor;  // of the weights; 0: 1
   int32_t reserved;             // 0
   const float* router_bias;     // [experts], decides the selection only; NULL: none
+  // Since version 2. The experts are router_groups equal consecutive groups, and those of the
+  // router_chosen_groups best groups take part in the selection (DeepSeek-V3: 8 and 4); a group is
+  // as good as the sum of its two best scores, bias included. Both 0: no groups. top_k must not
+  // exceed the experts of the chosen groups.
+  int64_t router_groups;
+  int64_t router_chosen_groups;
 } halfbyte_moe_weights;
 
 HALFBYTE_MOE_API int halfbyte_moe_layer_create(const halfbyte_moe_weights* weights,

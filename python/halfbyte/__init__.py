@@ -17,20 +17,40 @@ from . import _moe
 __all__ = ["MoeLayer"]
 
 _SCALES = {"auto": 0, "static": 1, "per_token": 2}
+_SCORES = {"sqrt_softplus": 0, "sigmoid": 1, "softmax": 2, "identity": 3}
+_WEIGHTS = {"divide_by_sum": 0, "keep_scores": 1, "softmax_of_chosen": 2}
 
 
-def _options(arithmetic="w4a16", threads=0, activation_scales="auto", headroom=5, ranks=1, rank=0):
-    if activation_scales not in _SCALES:
-        raise ValueError(f"activation_scales: {activation_scales!r} is none of {list(_SCALES)}")
-    return _moe.Options(arithmetic, threads, _SCALES[activation_scales], headroom, ranks, rank)
+def _number(names, name, argument):
+    if name not in names:
+        raise ValueError(f"{argument}: {name!r} is none of {list(names)}")
+    return names[name]
+
+
+def _options(arithmetic="w4a16", threads=0, activation_scales="auto", activation_scales_file=None,
+             headroom=5, ranks=1, rank=0):
+    if activation_scales_file is not None:
+        activation_scales_file = os.fspath(activation_scales_file)
+    return _moe.Options(arithmetic, threads,
+                        _number(_SCALES, activation_scales, "activation_scales"),
+                        activation_scales_file, headroom, ranks, rank)
+
+
+def _router(score="sqrt_softplus", weights="divide_by_sum", scaling_factor=1.0, bias=None, groups=0,
+            chosen_groups=0):
+    return _moe.Router(_number(_SCORES, score, "score"), _number(_WEIGHTS, weights, "weights"),
+                       scaling_factor, bias, groups, chosen_groups)
 
 
 class MoeLayer:
     """The routed experts of one layer. Options, by keyword, for both ways to make one:
 
-    arithmetic         "w4a16" (default), "w4a4" (activations quantized to NVFP4), "ref" (fp64 sums)
+    arithmetic         "w4a16" (default), "w4a4" (activations quantized to NVFP4), "w4a8" (to int8),
+                       "ref" (fp64 sums)
     threads            per call; 0: the processors there are
     activation_scales  "auto", "static", "per_token"; w4a4 only
+    activation_scales_file
+                       static scales that `halfbyte calibrate` measured on the model; open() only
     headroom           0..6: static scales are multiplied by 2**headroom
     ranks, rank        expert parallelism: this process's share, global ids, partial sums
     max_tokens         taken through the layer at once; more are done in pieces
@@ -46,17 +66,25 @@ class MoeLayer:
         return cls(_moe.open_layer(os.fspath(directory), layer, _options(**options), max_tokens))
 
     @classmethod
-    def from_nvfp4(cls, gate, up, down, *, top_k, experts=None, swiglu_limit=0.0, max_tokens=512,
-                   **options):
+    def from_nvfp4(cls, gate, up, down, *, top_k, experts=None, swiglu_limit=0.0, router=None,
+                   max_tokens=512, **options):
         """A layer from NVFP4 tensors: gate, up and down are each (codes, scales, global_scales) of
         uint8 [experts, rows, columns // 2], uint8 (E4M3) [experts, rows, columns // 16] and float32
         [experts]. The arrays are borrowed: do not change them. `experts`: of the whole layer, if
-        these are one rank's.
+        these are one rank's. `router`: how route() chooses, as a dict:
+
+        score          "sqrt_softplus" (default), "sigmoid", "softmax", "identity"
+        weights        "divide_by_sum" (default), "keep_scores", "softmax_of_chosen"
+        scaling_factor of the weights
+        bias           float32 [experts], decides the selection only
+        groups, chosen_groups
+                       the experts in equal groups, of which the best take part (DeepSeek-V3: 8, 4)
         """
         count = len(gate[0]) if experts is None else experts
         gate, up, down = (_moe.Nvfp4Experts(*projection) for projection in (gate, up, down))
         return cls(_moe.layer_from_nvfp4(gate, up, down, count, top_k, swiglu_limit,
-                                         _options(**options), max_tokens))
+                                         _router(**(router or {})), _options(**options),
+                                         max_tokens))
 
     def route(self, logits, token_ids=None):
         """float32 logits [tokens, experts] -> ids int32 and weights float32, [tokens, top_k].

@@ -1,4 +1,5 @@
 """The module against a dense numpy reference, and against torch where torch is installed."""
+import json
 import pathlib
 import threading
 
@@ -59,7 +60,7 @@ def problem():
 
 
 @pytest.mark.parametrize("arithmetic, bound", [("ref", 1 - 1e-5), ("w4a16", 1 - 1e-5),
-                                               ("w4a4", 0.98)])
+                                               ("w4a4", 0.98), ("w4a8", 1 - 1e-3)])
 def test_agrees_with_the_dense_reference(problem, arithmetic, bound):
     projections, hidden, ids, weights = problem
     ids[3] = -1
@@ -120,6 +121,37 @@ def test_a_checkpoint_layer_routes_and_runs():
     assert counters["routed_rows"] == 3
 
 
+def test_scales_of_a_file_are_used(tmp_path):
+    path = tmp_path / "scales.json"
+    scales = [{"gate_up": {"scale": 0.002}, "down": {"scale": 0.003}}] * 6
+    model = {"layers": 6, "experts": 32, "hidden": 256, "intermediate": 128}
+    path.write_text(json.dumps({"activation_scales": 1, "routing_weight": "before_down",
+                                "model": model, "layers": scales}))
+    layer = halfbyte.MoeLayer.open(MODEL, 0, arithmetic="w4a4", activation_scales_file=path)
+    assert layer.info["static_scales"]
+    with pytest.raises(ValueError, match="must be HALFBYTE_MOE_SCALES_AUTO"):
+        halfbyte.MoeLayer.open(MODEL, 0, arithmetic="w4a4", activation_scales_file=path,
+                               activation_scales="static")
+
+
+def test_the_router_of_a_layer_from_tensors(problem):
+    projections, *_ = problem
+    bias = np.array([0, 0, 0, 0, 0, 3], np.float32)
+    router = dict(score="identity", weights="keep_scores", scaling_factor=2, bias=bias, groups=3,
+                  chosen_groups=1)
+    layer = halfbyte.MoeLayer.from_nvfp4(*projections, top_k=TOP_K, router=router)
+    ids, weights = layer.route(np.array([[9, 0, 5, 6, 7, 2]], np.float32))
+    np.testing.assert_array_equal(ids, [[4, 5]])  # sums of the groups: 9, 11, 12 by bias
+    np.testing.assert_array_equal(weights, [[14, 4]])
+    with pytest.raises(ValueError, match="router bias"):
+        halfbyte.MoeLayer.from_nvfp4(*projections, top_k=TOP_K, router=dict(bias=bias[1:]))
+    with pytest.raises(ValueError, match="4 equal groups"):
+        halfbyte.MoeLayer.from_nvfp4(*projections, top_k=TOP_K,
+                                     router=dict(groups=4, chosen_groups=1))
+    with pytest.raises(ValueError, match="score: 'x' is none of"):
+        halfbyte.MoeLayer.from_nvfp4(*projections, top_k=TOP_K, router=dict(score="x"))
+
+
 def test_what_cannot_work_is_a_sentence(problem):
     projections, hidden, ids, weights = problem
     layer = halfbyte.MoeLayer.from_nvfp4(*projections, top_k=TOP_K)
@@ -131,6 +163,8 @@ def test_what_cannot_work_is_a_sentence(problem):
         halfbyte.MoeLayer.open(MODEL, 0, arithmetic="w2")
     with pytest.raises(ValueError, match="token_ids is NULL"):
         halfbyte.MoeLayer.open(MODEL, 0).route(np.zeros((1, 32), np.float32))
+    with pytest.raises(ValueError, match="max_tokens: 0"):
+        halfbyte.MoeLayer.from_nvfp4(*projections, top_k=TOP_K, max_tokens=0)
     with pytest.raises(ValueError, match="hidden has 63 columns"):
         layer(hidden[:, 1:].copy(), ids, weights)
     with pytest.raises(ValueError, match="float32 or bfloat16"):

@@ -1,9 +1,14 @@
 #include "capi/capi_test_layer.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cmath>
+#include <filesystem>
 #include <limits>
+
+#include "base/file.h"
+#include "base/json.h"
 
 namespace halfbyte {
 namespace {
@@ -87,6 +92,23 @@ halfbyte_moe_options OptionsFor(const char* arithmetic, int32_t threads) {
   options.threads = threads;
   return options;
 }
+
+ScalesFile::ScalesFile(int64_t experts)
+    : path(fmt::format("{}halfbyte_scales_{}.json", testing::TempDir(), getpid())) {
+  Json layers = Json::array();
+  for (int64_t l = 0; l < 6; ++l) {
+    layers.push_back({{"gate_up", {{"scale", GateUp(l)}}}, {"down", {{"scale", Down(l)}}}});
+  }
+  const Json file = {
+      {"activation_scales", 1},
+      {"routing_weight", "before_down"},
+      {"model", {{"layers", 6}, {"experts", experts}, {"hidden", 256}, {"intermediate", 128}}},
+      {"layers", layers}};
+  const Status written = WriteFileAtomically(path, file.dump());
+  EXPECT_TRUE(written.has_value());
+}
+
+ScalesFile::~ScalesFile() { std::filesystem::remove(path); }
 
 halfbyte_moe_run_arguments RunArguments(const TestInput& input, std::vector<float>& out) {
   out.assign(input.hidden.size(), std::numeric_limits<float>::quiet_NaN());

@@ -4,6 +4,7 @@
 #include <halfbyte/moe.h>
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "moe/moe_test_layer.h"
@@ -38,6 +39,18 @@ LayerHandle OpenTinyLayer(int64_t layer, const halfbyte_moe_options* options = n
 WorkspaceHandle CreateWorkspace(const LayerHandle& layer, int64_t max_tokens = 16);
 
 halfbyte_moe_options OptionsFor(const char* arithmetic, int32_t threads = 2);
+
+// A file of measured activation scales for the bundled model, deleted with this.
+struct ScalesFile {
+  std::string path;
+
+  explicit ScalesFile(int64_t experts = 32);
+  ~ScalesFile();
+  ScalesFile(const ScalesFile&) = delete;
+  ScalesFile& operator=(const ScalesFile&) = delete;
+  static float GateUp(int64_t layer) { return 0.001f * static_cast<float>(layer + 1); }
+  static float Down(int64_t layer) { return 0.003f * static_cast<float>(layer + 1); }
+};
 
 // Arguments for `input`, fp32 rows in and out.
 halfbyte_moe_run_arguments RunArguments(const TestInput& input, std::vector<float>& out);

@@ -1,12 +1,14 @@
 #include "capi/layer_options.h"
 
+#include <memory>
+
 #include "base/thread_pool.h"
 #include "capi/versioned_struct.h"
 
 namespace halfbyte {
 namespace {
 
-constexpr size_t kFirstSize = 40;  // of halfbyte_moe_options
+constexpr size_t kFirstSize = 40;  // of halfbyte_moe_options in ABI version 1
 constexpr int32_t kMaxThreads = 1024;
 constexpr int32_t kMaxHeadroom = 6;
 
@@ -17,29 +19,49 @@ Result<Arithmetic> ReadArithmetic(const char* name) {
                    ArithmeticName(Arithmetic::kW4a16));
 }
 
+// What stands in activation_scales and activation_scales_file.
+Status ReadScaleSource(const halfbyte_moe_options& given, ActivationScalePolicy& policy) {
+  using Source = ActivationScalePolicy::Source;
+  constexpr Source kSources[] = {Source::kCheckpointIfComplete, Source::kCheckpoint,
+                                 Source::kPerToken};
+  if (given.activation_scales < 0 || given.activation_scales >= std::ssize(kSources)) {
+    return MakeError("options.activation_scales: {} is none of HALFBYTE_MOE_SCALES_...",
+                     given.activation_scales);
+  }
+  policy.source = kSources[given.activation_scales];
+  if (given.activation_scales_file == nullptr) return {};
+  if (policy.source != Source::kCheckpointIfComplete) {
+    return MakeError(
+        "options.activation_scales: a file of scales is given, so this must be "
+        "HALFBYTE_MOE_SCALES_AUTO");
+  }
+  HB_ASSIGN_OR_RETURN(auto measured, ActivationScales::Read(given.activation_scales_file));
+  policy.source = Source::kMeasured;
+  policy.measured = std::make_shared<const ActivationScales>(std::move(measured));
+  return {};
+}
+
+Result<ActivationScalePolicy> ReadScalePolicy(const halfbyte_moe_options& given,
+                                              Arithmetic arithmetic) {
+  ActivationScalePolicy policy;
+  if (given.activation_scales_file != nullptr && arithmetic != Arithmetic::kW4a4) {
+    return MakeError("options.activation_scales_file: is for \"w4a4\"; \"{}\" quantizes nothing",
+                     ArithmeticName(arithmetic));
+  }
+  HB_RETURN_IF_ERROR(ReadScaleSource(given, policy));
+  if (given.headroom < HALFBYTE_MOE_HEADROOM_NONE || given.headroom > kMaxHeadroom) {
+    return MakeError("options.headroom: {} is outside {}..{}", given.headroom,
+                     static_cast<int>(HALFBYTE_MOE_HEADROOM_NONE), kMaxHeadroom);
+  }
+  if (given.headroom != HALFBYTE_MOE_HEADROOM_DEFAULT)
+    policy.headroom = std::max(given.headroom, 0);
+  return policy;
+}
+
 }  // namespace
 
 Result<ExpertPlacement> LayerOptions::Placement(int64_t experts) const {
   return ExpertPlacement::Balanced(static_cast<int32_t>(experts), ranks, rank);
-}
-
-Status LayerOptions::SetActivationScales(std::span<const float> gate_up,
-                                         std::span<const float> down, std::string_view name,
-                                         MoeParams& params) const {
-  if (arithmetic != Arithmetic::kW4a4) return {};
-  if (activation_scales == HALFBYTE_MOE_SCALES_PER_TOKEN) return {};
-  if (gate_up.empty() || down.empty()) {
-    if (activation_scales == HALFBYTE_MOE_SCALES_AUTO) return {};
-    return MakeError(
-        "{}: static activation scales are asked for, but not every expert has an input scale; use "
-        "HALFBYTE_MOE_SCALES_PER_TOKEN",
-        name);
-  }
-  HB_ASSIGN_OR_RETURN(params.gate_up_input_scale,
-                      StaticActivationScale(gate_up, std::string(name) + " gate_up", headroom));
-  HB_ASSIGN_OR_RETURN(params.down_input_scale,
-                      StaticActivationScale(down, std::string(name) + " down", headroom));
-  return {};
 }
 
 Result<LayerOptions> ReadLayerOptions(const halfbyte_moe_options* options) {
@@ -48,25 +70,14 @@ Result<LayerOptions> ReadLayerOptions(const halfbyte_moe_options* options) {
     HB_ASSIGN_OR_RETURN(given, ReadStruct(options, kFirstSize, "options"));
   }
   LayerOptions read;
-  HB_ASSIGN_OR_RETURN(read.arithmetic, ReadArithmetic(given.arithmetic));
+  HB_ASSIGN_OR_RETURN(read.routed.arithmetic, ReadArithmetic(given.arithmetic));
   if (given.threads < 0 || given.threads > kMaxThreads) {
     return MakeError("options.threads: {} is outside 0..{}", given.threads, kMaxThreads);
   }
   read.threads = given.threads == 0 ? AvailableProcessors() : given.threads;
-  read.round_activations = given.keep_fp32 == 0;
-  if (given.activation_scales < HALFBYTE_MOE_SCALES_AUTO ||
-      given.activation_scales > HALFBYTE_MOE_SCALES_PER_TOKEN) {
-    return MakeError("options.activation_scales: {} is none of HALFBYTE_MOE_SCALES_...",
-                     given.activation_scales);
-  }
-  read.activation_scales = given.activation_scales;
-  if (given.headroom < HALFBYTE_MOE_HEADROOM_NONE || given.headroom > kMaxHeadroom) {
-    return MakeError("options.headroom: {} is outside {}..{}", given.headroom,
-                     static_cast<int>(HALFBYTE_MOE_HEADROOM_NONE), kMaxHeadroom);
-  }
-  read.headroom = given.headroom == HALFBYTE_MOE_HEADROOM_DEFAULT ? kDefaultHeadroom
-                  : given.headroom == HALFBYTE_MOE_HEADROOM_NONE  ? 0
-                                                                  : given.headroom;
+  read.routed.round_activations = given.keep_fp32 == 0;
+  HB_ASSIGN_OR_RETURN(read.routed.activation_scales,
+                      ReadScalePolicy(given, read.routed.arithmetic));
   if (given.ranks < 0 || given.rank < 0 || given.rank >= std::max(given.ranks, 1)) {
     return MakeError("options.rank: {} of {} ranks; ranks count from 0", given.rank, given.ranks);
   }

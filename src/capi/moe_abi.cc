@@ -12,7 +12,7 @@ namespace {
 using Layer = halfbyte_moe_layer;
 using Workspace = halfbyte_moe_workspace;
 
-// sizeof of each struct in its first version.
+// sizeof of each struct in version 1 of the ABI.
 constexpr size_t kWeightsFirst = 112;
 constexpr size_t kInfoFirst = 80;
 constexpr size_t kRunFirst = 64;
@@ -69,10 +69,10 @@ Result<MoeLimits> LimitsOf(const Layer& layer, int64_t max_tokens) {
   if (max_tokens < 1 || max_tokens > kMaxTokens) {
     return MakeError("max_tokens: {} is outside 1..{}", max_tokens, kMaxTokens);
   }
-  const MoeParams& params = layer.layer.params();
+  const MoeParams& params = layer.routed.experts.params();
   const MoeLimits limits{.tokens = max_tokens,
-                         .top_k = layer.router.top_k,
-                         .experts = layer.layer.placement().local_experts(),
+                         .top_k = layer.routed.router.top_k,
+                         .experts = layer.routed.experts.placement().local_experts(),
                          .hidden = params.hidden,
                          .intermediate = params.intermediate};
   const int64_t width = std::max(params.hidden, params.intermediate);
@@ -85,8 +85,8 @@ Result<MoeLimits> LimitsOf(const Layer& layer, int64_t max_tokens) {
 
 Status CheckFits(const Layer& layer, const Workspace& workspace) {
   const MoeLimits& limits = workspace.memory.limits;
-  const MoeParams& params = layer.layer.params();
-  const int32_t experts = layer.layer.placement().local_experts();
+  const MoeParams& params = layer.routed.experts.params();
+  const int32_t experts = layer.routed.experts.placement().local_experts();
   if (experts <= limits.experts && params.hidden <= limits.hidden &&
       params.intermediate <= limits.intermediate) {
     return {};
@@ -111,11 +111,11 @@ Status CheckRun(const Layer& layer, const Workspace& workspace,
   if (run.tokens < 0 || run.tokens > most_tokens) {
     return MakeError("tokens: {}, but the workspace takes 0..{}", run.tokens, most_tokens);
   }
-  const int64_t most_choices = std::min(layer.router.top_k, workspace.memory.limits.top_k);
+  const int64_t most_choices = std::min(layer.routed.router.top_k, workspace.memory.limits.top_k);
   if (run.top_k < 1 || run.top_k > most_choices) {
     return MakeError("top_k: {} is outside 1..{}", run.top_k, most_choices);
   }
-  const int64_t width = layer.layer.params().hidden;
+  const int64_t width = layer.routed.experts.params().hidden;
   HB_ASSIGN_OR_RETURN(const int64_t hidden_row, RowBytes(run.hidden_type, width, "hidden_type"));
   HB_ASSIGN_OR_RETURN(const int64_t out_row, RowBytes(run.out_type, width, "out_type"));
   const int64_t hidden_bytes = run.tokens * hidden_row;
@@ -156,15 +156,15 @@ MatrixView<const float> HiddenRows(const Workspace& workspace,
 }
 
 void RunLayer(const Layer& layer, Workspace& workspace, const halfbyte_moe_run_arguments& run) {
-  const int64_t width = layer.layer.params().hidden;
+  const int64_t width = layer.routed.experts.params().hidden;
   const bool direct = run.out_type == HALFBYTE_MOE_F32_ROWS;
   const MatrixView<float> out{direct ? static_cast<float*>(run.out) : workspace.out.get(),
                               run.tokens, width};
   const Routing routing{{run.topk_ids, run.tokens, run.top_k},
                         {run.topk_weights, run.tokens, run.top_k}};
   MoeCounters counters;
-  layer.layer.Run(workspace.context, HiddenRows(workspace, run, width), routing, out,
-                  workspace.memory, &counters);
+  layer.routed.experts.Run(workspace.context, HiddenRows(workspace, run, width), routing, out,
+                           workspace.memory, &counters);
   if (!direct) {
     auto* to = static_cast<Bf16*>(run.out);
     ConvertElements(workspace, run.tokens * width, [&](int64_t begin, int64_t end) {
@@ -181,13 +181,14 @@ Status CheckRoute(const Layer& layer, const halfbyte_moe_route_arguments& route)
     return MakeError("tokens: {} is outside 0..{}", route.tokens, kMaxTokens);
   }
   const int64_t n = route.tokens;
-  const int64_t choices = n * layer.router.top_k;
-  HB_RETURN_IF_ERROR(CheckBuffer(route.logits, n * layer.router.experts, alignof(float), "logits"));
+  const int64_t choices = n * layer.routed.router.top_k;
+  HB_RETURN_IF_ERROR(
+      CheckBuffer(route.logits, n * layer.routed.router.experts, alignof(float), "logits"));
   HB_RETURN_IF_ERROR(CheckBuffer(route.topk_ids, choices, alignof(int32_t), "topk_ids"));
   HB_RETURN_IF_ERROR(CheckBuffer(route.topk_weights, choices, alignof(float), "topk_weights"));
-  if (layer.table.empty()) return {};
+  if (!layer.routed.routes_by_token_id()) return {};
   HB_RETURN_IF_ERROR(CheckBuffer(route.token_ids, n, alignof(int32_t), "token_ids"));
-  const int64_t vocabulary = std::ssize(layer.table) / layer.router.top_k;
+  const int64_t vocabulary = layer.routed.vocabulary();
   for (int64_t t = 0; t < n; ++t) {
     if (route.token_ids[t] < 0 || route.token_ids[t] >= vocabulary) {
       return MakeError("token_ids[{}]: {} is outside 0..{}", t, route.token_ids[t], vocabulary - 1);
@@ -198,19 +199,14 @@ Status CheckRoute(const Layer& layer, const halfbyte_moe_route_arguments& route)
 
 void RouteLayer(const Layer& layer, const Workspace& workspace,
                 const halfbyte_moe_route_arguments& route) {
-  const int64_t top_k = layer.router.top_k;
-  const MatrixView<const float> logits{route.logits, route.tokens, layer.router.experts};
+  const int64_t top_k = layer.routed.router.top_k;
+  const MatrixView<const float> logits{route.logits, route.tokens, layer.routed.router.experts};
   const MutableRouting routing{{route.topk_ids, route.tokens, top_k},
                                {route.topk_weights, route.tokens, top_k}};
-  RouterCounters counters;
-  if (layer.table.empty()) {
-    counters = Route(workspace.context, layer.router, logits, layer.bias, routing);
-  } else {
-    const MatrixView<const int32_t> table{layer.table.data(), std::ssize(layer.table) / top_k,
-                                          top_k};
-    counters = RouteByTable(workspace.context, layer.router, logits, table,
-                            {route.token_ids, static_cast<size_t>(route.tokens)}, routing);
-  }
+  // Token ids are read, and have been checked, only where there is a table.
+  const size_t ids = layer.routed.routes_by_token_id() ? static_cast<size_t>(route.tokens) : 0;
+  const RouterCounters counters =
+      layer.routed.Route(workspace.context, logits, {route.token_ids, ids}, routing);
   const std::lock_guard lock(layer.counters_mutex);
   layer.router_counters.rows += counters.rows;
   layer.router_counters.bad_rows += counters.bad_rows;
@@ -269,17 +265,18 @@ int halfbyte_moe_layer_create(const halfbyte_moe_weights* weights,
 int halfbyte_moe_layer_describe(const halfbyte_moe_layer* layer, halfbyte_moe_info* info) {
   return Guarded([&]() -> Result<int> {
     HB_RETURN_IF_ERROR(NotNull(layer, "layer"));
-    const MoeParams& params = layer->layer.params();
-    const halfbyte_moe_info known{.experts = layer->layer.placement().experts(),
-                                  .local_experts = layer->layer.placement().local_experts(),
-                                  .hidden = params.hidden,
-                                  .intermediate = params.intermediate,
-                                  .top_k = layer->router.top_k,
-                                  .weight_bytes = layer->layer.weight_bytes(),
-                                  .arithmetic = ArithmeticName(params.arithmetic).data(),
-                                  .threads = layer->threads,
-                                  .static_scales = params.gate_up_input_scale.has_value(),
-                                  .routes_by_token_id = !layer->table.empty()};
+    const MoeParams& params = layer->routed.experts.params();
+    const halfbyte_moe_info known{
+        .experts = layer->routed.experts.placement().experts(),
+        .local_experts = layer->routed.experts.placement().local_experts(),
+        .hidden = params.hidden,
+        .intermediate = params.intermediate,
+        .top_k = layer->routed.router.top_k,
+        .weight_bytes = layer->routed.experts.weight_bytes(),
+        .arithmetic = ArithmeticName(params.arithmetic).data(),
+        .threads = layer->threads,
+        .static_scales = params.gate_up_input_scale.has_value(),
+        .routes_by_token_id = layer->routed.routes_by_token_id()};
     HB_RETURN_IF_ERROR(WriteStruct(known, kInfoFirst, info, "info"));
     return HALFBYTE_MOE_OK;
   });

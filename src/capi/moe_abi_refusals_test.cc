@@ -98,7 +98,33 @@ TEST(MoeAbiRefuses, OptionsOutOfRange) {
         o.arithmetic = "w4a4";
         o.activation_scales = HALFBYTE_MOE_SCALES_STATIC;
       },
-      "not every expert has an input scale");
+      "weights, gate_up and down: no input_scale");
+  expect([](auto& o) { o.activation_scales_file = "x"; },
+         "activation_scales_file: is for \"w4a4\"");
+  const auto with_file = [&](const char* file, int32_t scales, const std::string& words) {
+    expect(
+        [&](auto& o) {
+          o.arithmetic = "w4a4";
+          o.activation_scales_file = file;
+          o.activation_scales = scales;
+        },
+        words);
+  };
+  const ScalesFile file;
+  with_file("/no/such/file", HALFBYTE_MOE_SCALES_AUTO, "/no/such/file");
+  with_file(file.path.c_str(), HALFBYTE_MOE_SCALES_STATIC, "must be HALFBYTE_MOE_SCALES_AUTO");
+  with_file(file.path.c_str(), HALFBYTE_MOE_SCALES_PER_TOKEN, "must be HALFBYTE_MOE_SCALES_AUTO");
+  with_file(file.path.c_str(), HALFBYTE_MOE_SCALES_AUTO, "is for the layers of a checkpoint");
+}
+
+TEST(MoeAbiRefuses, ScalesOfAnotherModel) {
+  const ScalesFile file(/*experts=*/31);
+  halfbyte_moe_options options = OptionsFor("w4a4");
+  options.activation_scales_file = file.path.c_str();
+  halfbyte_moe_layer* out = nullptr;
+  ExpectRefused(
+      halfbyte_moe_layer_open(HALFBYTE_SOURCE_DIR "/models/tiny-v4-nvfp4", 0, &options, &out),
+      "scales of another model");
 }
 
 TEST(MoeAbiRefuses, WeightsThatDoNotFitTogether) {
@@ -122,6 +148,18 @@ TEST(MoeAbiRefuses, WeightsThatDoNotFitTogether) {
   expect([](auto& w) { w.weights.swiglu_limit = -1; }, "swiglu_limit: -1");
   expect([](auto& w) { w.weights.router_score = 4; }, "router_score: 4");
   expect([](auto& w) { w.weights.router_weights = -1; }, "router_weights: -1");
+  const auto groups = [](int64_t count, int64_t chosen) {
+    return [=](CapiWeights& w) {
+      w.weights.router_groups = count;
+      w.weights.router_chosen_groups = chosen;
+    };
+  };
+  expect(groups(4, 1), "router_groups: 6 experts do not fall into 4 equal groups");
+  expect(groups(-2, 1), "router_groups");
+  expect(groups(0, 1), "router_groups");
+  expect(groups(3, 0), "router_chosen_groups: 0 is outside 1..3");
+  expect(groups(3, 4), "router_chosen_groups: 4 is outside 1..3");
+  expect(groups(6, 1), "top_k: 2 of the 1 experts in 1 groups");
   expect([](auto& w) { w.gate[2].format = 0; }, "expert 2, gate: format 0");
   expect([](auto& w) { w.up[1].data_bytes -= 1; }, "expert 1, up: 1023 bytes of data");
   expect([](auto& w) { w.down[0].scale_bytes += 1; }, "expert 0, down: 129 bytes of scales");

@@ -16,12 +16,15 @@
 namespace halfbyte {
 namespace {
 
-// Programs built against version 1 rely on these.
-static_assert(HALFBYTE_MOE_ABI_VERSION == 1);
-static_assert(sizeof(halfbyte_moe_options) == 40 && offsetof(halfbyte_moe_options, rank) == 36);
+// Programs built against earlier versions rely on these.
+static_assert(HALFBYTE_MOE_ABI_VERSION == 2);
+static_assert(sizeof(halfbyte_moe_options) == 48 && offsetof(halfbyte_moe_options, rank) == 36 &&
+              offsetof(halfbyte_moe_options, activation_scales_file) == 40);
 static_assert(sizeof(halfbyte_moe_matrix) == 56 && offsetof(halfbyte_moe_matrix, format) == 32);
-static_assert(sizeof(halfbyte_moe_weights) == 112 &&
-              offsetof(halfbyte_moe_weights, router_bias) == 104);
+static_assert(sizeof(halfbyte_moe_weights) == 128 &&
+              offsetof(halfbyte_moe_weights, router_bias) == 104 &&
+              offsetof(halfbyte_moe_weights, router_groups) == 112 &&
+              offsetof(halfbyte_moe_weights, router_chosen_groups) == 120);
 static_assert(sizeof(halfbyte_moe_info) == 80 && offsetof(halfbyte_moe_info, threads) == 64);
 static_assert(sizeof(halfbyte_moe_run_arguments) == 64 &&
               offsetof(halfbyte_moe_run_arguments, out_type) == 60);
@@ -46,8 +49,8 @@ TEST(MoeAbi, TensorsInEveryFormatGiveTheBitsOfTheLayerItself) {
        {WeightFormat::kNvfp4, WeightFormat::kMxfp4, WeightFormat::kBf16, WeightFormat::kFp8}) {
     const CapiWeights weights(format);
     const bool four_bit = format == WeightFormat::kNvfp4 || format == WeightFormat::kMxfp4;
-    for (const Arithmetic arithmetic : {Arithmetic::kRef, Arithmetic::kW4a16, Arithmetic::kW4a4}) {
-      if (arithmetic == Arithmetic::kW4a4 && !four_bit) continue;
+    for (const Arithmetic arithmetic : kArithmetics) {
+      if (IsFourBitOnly(arithmetic) && !four_bit) continue;
       SCOPED_TRACE(std::string(WeightFormatName(format)) + " " +
                    std::string(ArithmeticName(arithmetic)));
       const halfbyte_moe_options options = OptionsFor(ArithmeticName(arithmetic).data());
@@ -136,7 +139,8 @@ TEST(MoeAbi, ACheckpointLayerAgreesWithItsExactArithmetic) {
   const halfbyte_moe_options exact = OptionsFor("ref");
   const LayerHandle reference = OpenTinyLayer(2, &exact);
   const std::vector<float> expected = RunCapi(reference, CreateWorkspace(reference), input);
-  for (const auto& [arithmetic, cosine] : {std::pair{"w4a16", 1 - 1e-6}, std::pair{"w4a4", 0.98}}) {
+  for (const auto& [arithmetic, cosine] :
+       {std::pair{"w4a16", 1 - 1e-6}, std::pair{"w4a8", 1 - 1e-3}, std::pair{"w4a4", 0.98}}) {
     const halfbyte_moe_options options = OptionsFor(arithmetic);
     const LayerHandle layer = OpenTinyLayer(2, &options);
     const std::vector<float> out = RunCapi(layer, CreateWorkspace(layer), input);
@@ -177,7 +181,7 @@ TEST(MoeAbi, RoutesByTokenIdWhereTheCheckpointSaysSo) {
   route.topk_ids = ids.data();
   route.topk_weights = weights.data();
   ASSERT_EQ(halfbyte_moe_route(layer.get(), workspace.get(), &route), HALFBYTE_MOE_OK);
-  const auto& table = layer->table;
+  const auto& table = layer->routed.table;
   for (size_t j = 0; j < 4; ++j) {
     EXPECT_EQ(ids[j], table[9 * 4 + j]);
     EXPECT_EQ(ids[4 + j], table[4095 * 4 + j]);
@@ -210,6 +214,27 @@ TEST(MoeAbi, RoutesByScoreAndCountsBadRows) {
   EXPECT_EQ(out, (std::vector<float>{10, 3, 8, 6}));
   EXPECT_EQ(CountersOf(layer).routed_rows, 2);
   EXPECT_EQ(CountersOf(layer).bad_rows, 1);
+}
+
+TEST(MoeAbi, RoutesWithinTheBestGroups) {
+  CapiWeights weights(WeightFormat::kBf16);
+  weights.weights.router_score = HALFBYTE_MOE_IDENTITY;
+  weights.weights.router_weights = HALFBYTE_MOE_KEEP_SCORES;
+  weights.weights.router_groups = 3;
+  weights.weights.router_chosen_groups = 1;
+  const LayerHandle layer = weights.Create();
+  const WorkspaceHandle workspace = CreateWorkspace(layer);
+  const std::vector<float> logits = {9, 0, 5, 6, 7, 1};  // sums of the groups: 9, 11, 8
+  std::vector<int32_t> ids(2);
+  std::vector<float> out(2);
+  auto route = HALFBYTE_MOE_INIT(halfbyte_moe_route_arguments);
+  route.tokens = 1;
+  route.logits = logits.data();
+  route.topk_ids = ids.data();
+  route.topk_weights = out.data();
+  ASSERT_EQ(halfbyte_moe_route(layer.get(), workspace.get(), &route), HALFBYTE_MOE_OK);
+  EXPECT_EQ(ids, (std::vector<int32_t>{3, 2}));
+  EXPECT_EQ(out, (std::vector<float>{6, 5}));
 }
 
 TEST(MoeAbi, ThreadsShareALayerEachWithItsOwnWorkspace) {
@@ -306,6 +331,37 @@ TEST(MoeAbi, HeadroomMultipliesAStaticScale) {
   const std::vector<float> per_token = run(0.004f, 0, HALFBYTE_MOE_SCALES_PER_TOKEN);
   EXPECT_NE(per_token, plain);
   EXPECT_EQ(per_token, run(0, 0, HALFBYTE_MOE_SCALES_AUTO));
+}
+
+TEST(MoeAbi, ScalesOfAFileReplaceThoseOfTheCheckpointR75) {
+  const ScalesFile file;
+  for (const auto& [headroom, factor] : std::vector<std::pair<int32_t, float>>{
+           {HALFBYTE_MOE_HEADROOM_DEFAULT, 32.0f}, {HALFBYTE_MOE_HEADROOM_NONE, 1.0f}, {2, 4.0f}}) {
+    halfbyte_moe_options options = OptionsFor("w4a4");
+    options.activation_scales_file = file.path.c_str();
+    options.headroom = headroom;
+    for (const int64_t l : {0, 5}) {
+      const LayerHandle layer = OpenTinyLayer(l, &options);
+      ASSERT_TRUE(layer);
+      const MoeParams& params = layer->routed.experts.params();
+      EXPECT_EQ(params.gate_up_input_scale->value(), file.GateUp(l) * factor);
+      EXPECT_EQ(params.down_input_scale->value(), file.Down(l) * factor);
+      auto info = HALFBYTE_MOE_INIT(halfbyte_moe_info);
+      ASSERT_EQ(halfbyte_moe_layer_describe(layer.get(), &info), HALFBYTE_MOE_OK);
+      EXPECT_EQ(info.static_scales, 1);
+    }
+  }
+}
+
+TEST(MoeAbi, AProgramOfVersion1IsServedWithoutTheFieldsOfVersion2) {
+  halfbyte_moe_options options = OptionsFor("w4a4");
+  options.struct_size = 40;
+  options.activation_scales_file = "/beyond/its/struct";
+  EXPECT_TRUE(OpenTinyLayer(0, &options));
+  CapiWeights weights(WeightFormat::kNvfp4);
+  weights.weights.struct_size = 112;
+  weights.weights.router_groups = -7;
+  EXPECT_TRUE(weights.Create());
 }
 
 TEST(MoeAbi, AnOlderOrNewerProgramIsServedAsFarAsItsFieldsAreKnown) {

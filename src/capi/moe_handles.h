@@ -12,19 +12,16 @@
 #include "capi/layer_options.h"
 #include "checkpoint/model_checkpoint.h"
 #include "device/context.h"
-#include "moe/moe_layer.h"
+#include "model/routed_layer.h"
 #include "moe/moe_workspace.h"
-#include "moe/router.h"
 
 struct halfbyte_moe_layer {
-  halfbyte_moe_layer(halfbyte::MoeLayer moe, int thread_count)
-      : layer(std::move(moe)), threads(thread_count) {}
+  halfbyte_moe_layer(halfbyte::RoutedLayer layer, int thread_count)
+      : routed(std::move(layer)), threads(thread_count) {}
 
-  std::unique_ptr<halfbyte::ModelCheckpoint> checkpoint;  // owns the bytes of `layer`, if it is one
-  halfbyte::MoeLayer layer;
-  halfbyte::RouterParams router;
-  std::vector<float> bias;
-  std::vector<int32_t> table;  // [vocabulary, top_k]; empty: learned routing
+  std::unique_ptr<halfbyte::ModelCheckpoint>
+      checkpoint;  // owns the bytes of `routed`, if it is one
+  halfbyte::RoutedLayer routed;
   int threads;
 
   mutable std::mutex counters_mutex;  // taken once per call, after the work
@@ -64,8 +61,5 @@ Result<std::unique_ptr<halfbyte_moe_layer>> LayerFromTensors(const halfbyte_moe_
 // The largest number of experts, and of elements of a row.
 inline constexpr int64_t kMaxExperts = 1 << 20;
 inline constexpr int64_t kMaxWidth = 1 << 24;
-
-// The scale bytes of one matrix: no NaN, and no sign where there is none (R105, R111).
-Status CheckScales(const WeightMatrix& matrix, std::string_view name);
 
 }  // namespace halfbyte

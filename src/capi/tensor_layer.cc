@@ -139,89 +139,95 @@ Status CheckSizes(const halfbyte_moe_weights& from) {
   return {};
 }
 
-Status ReadRouter(const halfbyte_moe_weights& from, halfbyte_moe_layer& handle) {
-  handle.router.experts = from.experts;
-  handle.router.top_k = from.top_k;
-  constexpr RouterScore kScores[] = {RouterScore::kSqrtSoftplus, RouterScore::kSigmoid,
-                                     RouterScore::kSoftmax, RouterScore::kIdentity};
-  if (from.router_score < 0 || from.router_score >= std::ssize(kScores)) {
-    return MakeError("weights.router_score: {} is none of HALFBYTE_MOE_SQRT_SOFTPLUS, ...",
-                     from.router_score);
+// One of the names in `values`, which the enum of moe.h counts from 0.
+template <class T, size_t kCount>
+Status ReadEnum(int32_t value, const T (&values)[kCount], std::string_view field, T& out) {
+  if (value < 0 || value >= int32_t{kCount}) {
+    return MakeError("weights.{}: {} is outside 0..{}; moe.h names its values", field, value,
+                     kCount - 1);
   }
-  handle.router.score = kScores[from.router_score];
-  constexpr Renormalization kWeights[] = {Renormalization::kSum, Renormalization::kNone,
-                                          Renormalization::kSelectedSoftmax};
-  if (from.router_weights < 0 || from.router_weights >= std::ssize(kWeights)) {
-    return MakeError("weights.router_weights: {} is none of HALFBYTE_MOE_DIVIDE_BY_SUM, ...",
-                     from.router_weights);
+  out = values[value];
+  return {};
+}
+
+Status ReadGroups(const halfbyte_moe_weights& from, RouterParams& router) {
+  if (from.router_groups == 0 && from.router_chosen_groups == 0) return {};
+  router.groups = from.router_groups;
+  router.chosen_groups = from.router_chosen_groups;
+  if (router.groups < 1 || from.experts % router.groups != 0) {
+    return MakeError("weights.router_groups: {} experts do not fall into {} equal groups",
+                     from.experts, router.groups);
   }
-  handle.router.renormalization = kWeights[from.router_weights];
-  if (!std::isfinite(from.routed_scaling_factor)) {
-    return MakeError("weights.routed_scaling_factor: {} is not finite", from.routed_scaling_factor);
+  if (router.chosen_groups < 1 || router.chosen_groups > router.groups) {
+    return MakeError("weights.router_chosen_groups: {} is outside 1..{}", router.chosen_groups,
+                     router.groups);
   }
-  if (from.routed_scaling_factor != 0) {
-    handle.router.routed_scaling_factor = from.routed_scaling_factor;
-  }
-  if (from.router_bias != nullptr) {
-    handle.bias.assign(from.router_bias, from.router_bias + from.experts);
+  const int64_t candidates = router.chosen_groups * (from.experts / router.groups);
+  if (from.top_k > candidates) {
+    return MakeError("weights.top_k: {} of the {} experts in {} groups", from.top_k, candidates,
+                     router.chosen_groups);
   }
   return {};
 }
 
-}  // namespace
-
-Status CheckScales(const WeightMatrix& matrix, std::string_view name) {
-  const int64_t count = matrix.scale_rows() * matrix.scale_columns();
-  const auto bytes = [&] {
-    return std::span(matrix.scales, static_cast<size_t>(count));  // scales of one byte
-  };
-  switch (matrix.format) {
-    case WeightFormat::kNvfp4:
-      return CheckE4m3BlockScales(bytes(), matrix.scale_columns(), name);
-    case WeightFormat::kMxfp4:
-      return CheckE8m0Scales(bytes(), matrix.scale_columns(), name);
-    case WeightFormat::kFp8:
-      if (matrix.scale_dtype == DType::kF8E8m0) {
-        return CheckE8m0Scales(bytes(), matrix.scale_columns(), name);
-      }
-      for (int64_t r = 0; r < matrix.rows; r += matrix.scale_block_rows) {
-        for (int64_t c = 0; c < matrix.columns; c += matrix.scale_block_columns) {
-          if (!std::isfinite(Fp8WeightScale(matrix, r, c))) {
-            return MakeError("{}: the scale of [{}, {}] is not finite", name, r, c);
-          }
-        }
-      }
-      return {};
-    default:
-      return {};
+Result<RouterParams> ReadRouter(const halfbyte_moe_weights& from) {
+  RouterParams router{.experts = from.experts, .top_k = from.top_k};
+  constexpr RouterScore kScores[] = {RouterScore::kSqrtSoftplus, RouterScore::kSigmoid,
+                                     RouterScore::kSoftmax, RouterScore::kIdentity};
+  constexpr Renormalization kWeights[] = {Renormalization::kSum, Renormalization::kNone,
+                                          Renormalization::kSelectedSoftmax};
+  HB_RETURN_IF_ERROR(ReadEnum(from.router_score, kScores, "router_score", router.score));
+  HB_RETURN_IF_ERROR(
+      ReadEnum(from.router_weights, kWeights, "router_weights", router.renormalization));
+  if (!std::isfinite(from.routed_scaling_factor)) {
+    return MakeError("weights.routed_scaling_factor: {} is not finite", from.routed_scaling_factor);
   }
+  if (from.routed_scaling_factor != 0) router.routed_scaling_factor = from.routed_scaling_factor;
+  HB_RETURN_IF_ERROR(ReadGroups(from, router));
+  return router;
 }
+
+ExpertInputScales InputScalesOf(const halfbyte_moe_weights& from) {
+  if (from.gate_up_input_scale == 0 && from.down_input_scale == 0) {
+    return {.gate_up = {}, .down = {}, .missing = "gate_up and down"};
+  }
+  return {.gate_up = {from.gate_up_input_scale}, .down = {from.down_input_scale}, .missing = ""};
+}
+
+}  // namespace
 
 Result<std::unique_ptr<halfbyte_moe_layer>> LayerFromTensors(const halfbyte_moe_weights& weights,
                                                              const LayerOptions& options) {
   HB_RETURN_IF_ERROR(CheckSizes(weights));
+  HB_ASSIGN_OR_RETURN(const RouterParams router, ReadRouter(weights));
   HB_ASSIGN_OR_RETURN(ExpertPlacement placement, options.Placement(weights.experts));
   HB_ASSIGN_OR_RETURN(std::vector<ExpertWeights> experts, ReadExperts(weights, placement));
   MoeParams params{.hidden = weights.hidden,
                    .intermediate = weights.intermediate,
-                   .arithmetic = options.arithmetic,
+                   .arithmetic = options.routed.arithmetic,
                    .placement = weights.weight_after_down != 0
                                     ? RoutingWeightPlacement::kAfterDown
                                     : RoutingWeightPlacement::kBeforeDown,
-                   .round_activations = options.round_activations};
+                   .round_activations = options.routed.round_activations};
   if (weights.swiglu_limit > 0) params.swiglu.limit = weights.swiglu_limit;
-  const bool has_scales = weights.gate_up_input_scale != 0 || weights.down_input_scale != 0;
-  const size_t scales = has_scales ? 1 : 0;
-  HB_RETURN_IF_ERROR(options.SetActivationScales({&weights.gate_up_input_scale, scales},
-                                                 {&weights.down_input_scale, scales}, "weights",
-                                                 params));
+  const ExpertInputScales input_scales = InputScalesOf(weights);
+  if (params.arithmetic == Arithmetic::kW4a4) {
+    HB_ASSIGN_OR_RETURN(
+        const StageScales chosen,
+        options.routed.activation_scales.ResolveUnmeasured("weights", input_scales));
+    params.gate_up_input_scale = chosen.gate_up;
+    params.down_input_scale = chosen.down;
+  }
+  // The bytes are the caller's: nothing to be released once they are packed.
   ThreadPool pool(options.threads);
   HB_ASSIGN_OR_RETURN(MoeLayer moe,
                       MoeLayer::Create(params, std::move(placement), std::move(experts), "weights",
-                                       {.pool = &pool}));
-  auto handle = std::make_unique<halfbyte_moe_layer>(std::move(moe), options.threads);
-  HB_RETURN_IF_ERROR(ReadRouter(weights, *handle));
-  return handle;
+                                       {.pool = &pool, .release = nullptr}));
+  RoutedLayer routed{.experts = std::move(moe), .router = router, .input_scales = input_scales};
+  if (weights.router_bias != nullptr) {
+    routed.bias.assign(weights.router_bias, weights.router_bias + weights.experts);
+  }
+  return std::make_unique<halfbyte_moe_layer>(std::move(routed), options.threads);
 }
 
 }  // namespace halfbyte

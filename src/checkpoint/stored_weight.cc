@@ -287,15 +287,7 @@ std::span<const std::byte> StoredWeight::scale_bytes() const {
                                              DTypeSize(matrix.scale_dtype))};
 }
 
-Status StoredWeight::CheckScales() const {
-  if (matrix.format == WeightFormat::kNvfp4) {
-    return CheckE4m3BlockScales(scale_bytes(), matrix.scale_columns(), name);
-  }
-  if (scales_file != nullptr && matrix.scale_dtype == DType::kF8E8m0) {
-    return CheckE8m0Scales(scale_bytes(), matrix.scale_columns(), name);
-  }
-  return {};
-}
+Status StoredWeight::CheckScales() const { return halfbyte::CheckScales(matrix, name); }
 
 void StoredWeight::DropPages() const {
   data_file->DropPages({matrix.data, static_cast<size_t>(matrix.rows * matrix.row_bytes())});

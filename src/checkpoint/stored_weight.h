@@ -69,8 +69,8 @@ struct StoredWeight {
   const SafetensorsFile* scales_file = nullptr;  // null for unquantized formats
 
   std::span<const std::byte> scale_bytes() const;  // empty for unquantized formats
-  // Reads all scale bytes: E4M3 block scales that are NaN or signed and E8M0 scales that are NaN
-  // are errors (tensor/scale_check.h).
+  // Reads all scale bytes: scales that are NaN, infinite or have a sign where there is none are
+  // errors (tensor/scale_check.h).
   Status CheckScales() const;
   // After use: the pages of codes and block scales leave resident memory.
   void DropPages() const;

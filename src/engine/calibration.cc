@@ -84,7 +84,7 @@ Result<ActivationMeasurement> MeasureActivations(
     Transformer& model, std::span<const std::vector<int32_t>> sequences, int headroom,
     const std::function<void(int64_t tokens)>& progress) {
   HB_CHECK(model.options().arithmetic != Arithmetic::kW4a4, "activations are quantized already");
-  ActivationMeasurement result{.shape = MoeBlock::Shape(model.config()), .headroom = headroom};
+  ActivationMeasurement result{.shape = MoeShapeOf(model.config()), .headroom = headroom};
   const ActivationScalePolicy policy{.headroom = headroom};
   for (int64_t l = 0; l < result.shape.layers; ++l) {
     HB_ASSIGN_OR_RETURN(const StageScales scales,

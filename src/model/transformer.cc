@@ -73,6 +73,9 @@ Status Transformer::LoadWeights() {
   window_frequencies_ = FrequenciesOf(c, AttentionKind::kWindow);
   compressed_frequencies_ = FrequenciesOf(c, AttentionKind::kC4);
   HB_ASSIGN_OR_RETURN(const ExpertPlacement placement, PlaceExperts());
+  const RoutedLayerOptions experts{.arithmetic = options_.arithmetic,
+                                   .round_activations = rounding_ == Rounding::kBf16,
+                                   .activation_scales = options_.activation_scales};
   for (int64_t l = 0; l < c.layer_count(); ++l) {
     const auto key = [l](Module module) { return ModuleKey::Layer(l, module); };
     HB_ASSIGN_OR_RETURN(auto attention_norm,
@@ -86,9 +89,7 @@ Status Transformer::LoadWeights() {
                                          loader, key(Module::kHcFfnFn), key(Module::kHcFfnBase),
                                          key(Module::kHcFfnScale), (2 + n) * n, /*scales=*/3));
     HB_ASSIGN_OR_RETURN(auto attention, AttentionBlock::Load(loader, l));
-    HB_ASSIGN_OR_RETURN(auto moe,
-                        MoeBlock::Load(loader, l, options_.arithmetic, rounding_, placement,
-                                       options_.activation_scales, context_.pool()));
+    HB_ASSIGN_OR_RETURN(auto moe, MoeBlock::Load(loader, l, experts, placement, context_.pool()));
     layers_.push_back({std::move(attention_norm), std::move(ffn_norm), std::move(attention_hc),
                        std::move(ffn_hc), std::move(attention), std::move(moe)});
   }

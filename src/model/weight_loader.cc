@@ -8,7 +8,7 @@
 namespace halfbyte {
 
 Result<StoredWeight> WeightLoader::Stored(const ModuleKey& key) const {
-  HB_ASSIGN_OR_RETURN(StoredWeight stored, checkpoint_->FindWeight(key));
+  HB_ASSIGN_OR_RETURN(StoredWeight stored, Unread(key));
   HB_RETURN_IF_ERROR(stored.CheckScales());
   stored.DropScalePages();
   return stored;

@@ -20,6 +20,8 @@ class WeightLoader {
   // A matrix in its stored format. Errors, which name the tensor: absent, its parts do not fit
   // together, a scale that is none (all scale bytes are read and their pages given back).
   Result<StoredWeight> Stored(const ModuleKey& key) const;
+  // The same without a look at its scale bytes: for what is needed of other ranks' experts.
+  Result<StoredWeight> Unread(const ModuleKey& key) const { return checkpoint_->FindWeight(key); }
   // The same, of that size.
   Result<WeightMatrix> Matrix(const ModuleKey& key, int64_t rows, int64_t columns) const;
   // Norms, biases, scales: `count` finite numbers (F32, BF16 or F16), in any shape.

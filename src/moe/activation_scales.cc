@@ -73,6 +73,14 @@ Result<GlobalScale> ReadScale(const JsonObject& layer, std::string_view stage) {
   return scale;
 }
 
+Result<StageScales> WithHeadroom(const std::string& name, const std::vector<float>& gate_up,
+                                 const std::vector<float>& down, int headroom) {
+  StageScales scales;
+  HB_ASSIGN_OR_RETURN(scales.gate_up, StaticActivationScale(gate_up, name + ", gate_up", headroom));
+  HB_ASSIGN_OR_RETURN(scales.down, StaticActivationScale(down, name + ", down", headroom));
+  return scales;
+}
+
 Result<int64_t> ReadInt(const JsonObject& object, std::string_view key) {
   HB_ASSIGN_OR_RETURN(const auto value, object.Int(key));
   if (!value) return MakeError("{}: missing", object.Describe(key));
@@ -177,38 +185,38 @@ std::vector<ScaleFinding> JudgeMeasurement(const ActivationMeasurement& measurem
 Result<StageScales> ActivationScalePolicy::Resolve(int64_t layer, const MoeModelShape& shape,
                                                    const ExpertInputScales& checkpoint) const {
   const std::string name = LayerName(static_cast<size_t>(layer));
-  StageScales scales;
-  std::vector<float> gate_up = checkpoint.gate_up, down = checkpoint.down;
+  if (source != Source::kMeasured) return ResolveUnmeasured(name, checkpoint);
+  HB_CHECK(measured != nullptr, "no measured scales");
+  if (measured->shape != shape) {
+    return MakeError(
+        "{}: scales of another model: {} layers of {} experts [{}, {}], not {} of "
+        "{} [{}, {}]",
+        measured->path.string(), measured->shape.layers, measured->shape.experts,
+        measured->shape.hidden, measured->shape.intermediate, shape.layers, shape.experts,
+        shape.hidden, shape.intermediate);
+  }
+  const ActivationScales::Layer& own = measured->layers[static_cast<size_t>(layer)];
+  return WithHeadroom(name, {own.gate_up.value()}, {own.down.value()}, headroom);
+}
+
+Result<StageScales> ActivationScalePolicy::ResolveUnmeasured(
+    std::string_view name, const ExpertInputScales& weights) const {
   switch (source) {
     case Source::kPerToken:
-      return scales;
+      return StageScales{};
     case Source::kCheckpointIfComplete:
-      if (!checkpoint.missing.empty()) return scales;
+      if (!weights.missing.empty()) return StageScales{};
       break;
     case Source::kCheckpoint:
-      if (checkpoint.missing.empty()) break;
+      if (weights.missing.empty()) break;
       return MakeError(
-          "{}, {}: the checkpoint has no input_scale; measure scales with halfbyte "
-          "calibrate and pass them to --activation-scales, or pass per-token",
-          name, checkpoint.missing);
+          "{}, {}: no input_scale; measure scales with halfbyte calibrate and use its file, or "
+          "take a scale per token",
+          name, weights.missing);
     case Source::kMeasured:
-      HB_CHECK(measured != nullptr, "no measured scales");
-      if (measured->shape != shape) {
-        return MakeError(
-            "{}: scales of another model: {} layers of {} experts [{}, {}], not {} of "
-            "{} [{}, {}]",
-            measured->path.string(), measured->shape.layers, measured->shape.experts,
-            measured->shape.hidden, measured->shape.intermediate, shape.layers, shape.experts,
-            shape.hidden, shape.intermediate);
-      }
-      const ActivationScales::Layer& own = measured->layers[static_cast<size_t>(layer)];
-      gate_up = {own.gate_up.value()};
-      down = {own.down.value()};
-      break;
+      return MakeError("{}: a file of activation scales is for the layers of a checkpoint", name);
   }
-  HB_ASSIGN_OR_RETURN(scales.gate_up, StaticActivationScale(gate_up, name + ", gate_up", headroom));
-  HB_ASSIGN_OR_RETURN(scales.down, StaticActivationScale(down, name + ", down", headroom));
-  return scales;
+  return WithHeadroom(std::string(name), weights.gate_up, weights.down, headroom);
 }
 
 }  // namespace halfbyte

@@ -90,6 +90,10 @@ struct ActivationScalePolicy {
   // name the layer: what the source lacks, scales of another model, headroom outside 0..6.
   Result<StageScales> Resolve(int64_t layer, const MoeModelShape& shape,
                               const ExpertInputScales& checkpoint) const;
+  // The same for weights that are no layer of a checkpoint: `name` says whose they are. Error also:
+  // kMeasured, for a file tells of a checkpoint's layers.
+  Result<StageScales> ResolveUnmeasured(std::string_view name,
+                                        const ExpertInputScales& weights) const;
 };
 
 }  // namespace halfbyte

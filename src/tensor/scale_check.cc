@@ -1,6 +1,7 @@
 #include "tensor/scale_check.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "numerics/e4m3.h"
 #include "numerics/e8m0.h"
@@ -38,6 +39,23 @@ Status CheckE4m3BlockScales(std::span<const std::byte> scales, int64_t columns,
 
 Status CheckE8m0Scales(std::span<const std::byte> scales, int64_t columns, std::string_view name) {
   return CheckAtMost(scales, kE8m0Nan - 1, columns, name, "E8M0");
+}
+
+Status CheckScales(const WeightMatrix& weight, std::string_view name) {
+  if (weight.scales == nullptr) return {};
+  const int64_t columns = weight.scale_columns();
+  const std::span bytes(weight.scales, static_cast<size_t>(weight.scale_rows() * columns *
+                                                           DTypeSize(weight.scale_dtype)));
+  if (weight.format == WeightFormat::kNvfp4) return CheckE4m3BlockScales(bytes, columns, name);
+  if (weight.scale_dtype == DType::kF8E8m0) return CheckE8m0Scales(bytes, columns, name);
+  for (int64_t r = 0; r < weight.rows; r += weight.scale_block_rows) {
+    for (int64_t c = 0; c < weight.columns; c += weight.scale_block_columns) {
+      if (!std::isfinite(Fp8WeightScale(weight, r, c))) {
+        return MakeError("{}: the scale of [{}, {}] is not finite", name, r, c);
+      }
+    }
+  }
+  return {};
 }
 
 }  // namespace halfbyte

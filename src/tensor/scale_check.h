@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "base/result.h"
+#include "tensor/weight_matrix.h"
 
 namespace halfbyte {
 
@@ -16,5 +17,8 @@ Status CheckE4m3BlockScales(std::span<const std::byte> scales, int64_t columns,
 
 // E8M0 scales: 0xff (NaN) is an error of the same form.
 Status CheckE8m0Scales(std::span<const std::byte> scales, int64_t columns, std::string_view name);
+
+// All scales of a matrix, by its format: the above, and F32 and BF16 scales of FP8 are finite.
+Status CheckScales(const WeightMatrix& weight, std::string_view name);
 
 }  // namespace halfbyte
