@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "base/thread_pool.h"
-#include "cli/command.h"
 #include "cli/commands.h"
+#include "cli/ranked_command.h"
 #include "measure/moe_bench.h"
 
 namespace halfbyte {
@@ -37,16 +37,17 @@ std::string CheckDevice(const std::string& name) {
   return fmt::format("{} {}; the device is cpu", name, problem);
 }
 
-Result<ExitCode> RunBenchMoe(const BenchMoeFlags& flags) {
+Result<ExitCode> RunBenchMoe(const BenchMoeFlags& flags, Communicator& ranks) {
   HB_ASSIGN_OR_RETURN(const MoeShape shape, ParseMoeShape(flags.shape));
   MoeBenchOptions options{.shape = shape, .tokens = flags.tokens};
   for (const std::string& name : flags.arithmetic) {
     options.arithmetic.push_back(*ArithmeticFromName(name));
   }
   ThreadPool pool(flags.threads);
-  HB_ASSIGN_OR_RETURN(const MoeBenchReport report, BenchMoe(Context(pool), options));
+  HB_ASSIGN_OR_RETURN(const MoeBenchReport report, BenchMoe(Context(pool), options, ranks));
+  if (!ranks.first()) return ExitCode::kOk;
   if (flags.json) {
-    fmt::print("{}\n", MoeBenchJson(report).dump(2));
+    PrintJson(MoeBenchJson(report));
   } else {
     fmt::print("{}", MoeBenchText(report));
   }
@@ -75,7 +76,7 @@ void AddBenchMoe(CLI::App& bench) {
       ->capture_default_str()
       ->check(CLI::Range(1, 1024));
   command->add_flag("--json", flags->json, "Print everything as JSON");
-  OnRun(*command, [flags] { return RunBenchMoe(*flags); });
+  OnRunRanked(*command, [flags](Communicator& ranks) { return RunBenchMoe(*flags, ranks); });
 }
 
 }  // namespace

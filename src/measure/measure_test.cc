@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <numeric>
 #include <set>
+#include <thread>
 #include <vector>
 
+#include "comm/in_process_ranks.h"
 #include "measure/machine_limits.h"
 #include "measure/moe_bench.h"
 #include "measure/peak_loops.h"
@@ -127,7 +129,8 @@ MoeBenchOptions SmallBench() {
 
 TEST(MoeBench, CountsTheBytesAndOperationsOfItsRouting) {
   ThreadPool pool(2);
-  const auto report = BenchMoe(Context(pool), SmallBench());
+  const auto alone = InProcessRanks(1);
+  const auto report = BenchMoe(Context(pool), SmallBench(), *alone.front());
   ASSERT_TRUE(report) << report.error().message;
   ASSERT_EQ(report->rows.size(), 4u);
   const int64_t expert_bytes = 3 * 64 * 32 / 2 + 3 * 64 * 32 / 16;
@@ -140,6 +143,48 @@ TEST(MoeBench, CountsTheBytesAndOperationsOfItsRouting) {
   }
   EXPECT_EQ(report->rows[0].arithmetic, Arithmetic::kW4a16);
   EXPECT_EQ(report->rows[3].arithmetic, Arithmetic::kRef);
+}
+
+// With as many experts as a step touches or ranks divide: each rank runs its own part of each step.
+TEST(MoeBench, RanksTakeTheSameStepsAndGetTheSameReport) {
+  for (const int size : {2, 3}) {
+    auto ranks = InProcessRanks(size);
+    std::vector<Json> reports(static_cast<size_t>(size));
+    std::vector<std::thread> threads;
+    for (auto& rank : ranks) {
+      threads.emplace_back([&reports, mine = std::move(rank)] {
+        ThreadPool pool(1);
+        const auto report = BenchMoe(Context(pool), SmallBench(), *mine);
+        ASSERT_TRUE(report) << report.error().message;
+        for (const MoeBenchRow& row : report->rows) {
+          EXPECT_EQ(row.weight_bytes, (row.tokens == 1 ? 3 : 8) * kSmall.expert_bytes());
+          EXPECT_EQ(row.flops, row.tokens * 3 * kSmall.slot_flops());
+        }
+        reports[static_cast<size_t>(mine->rank())] = MoeBenchJson(*report);
+        EXPECT_FALSE(mine->Leave(true));
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(reports[0]["ranks"], size);
+    for (const Json& report : reports) EXPECT_EQ(report, reports[0]);
+  }
+}
+
+TEST(MoeBench, RanksWithOtherOptionsAreRefused) {
+  auto ranks = InProcessRanks(2);
+  std::thread second([mine = std::move(ranks[1])] {
+    ThreadPool pool(1);
+    MoeBenchOptions options = SmallBench();
+    options.tokens = {1, 5};
+    EXPECT_FALSE(BenchMoe(Context(pool), options, *mine));
+    EXPECT_FALSE(mine->Leave(false));
+  });
+  ThreadPool pool(1);
+  const auto report = BenchMoe(Context(pool), SmallBench(), *ranks[0]);
+  ASSERT_FALSE(report);
+  EXPECT_NE(report.error().message.find("rank 1 of 2 measures something else"), std::string::npos);
+  EXPECT_TRUE(ranks[0]->Leave(false));
+  second.join();
 }
 
 TEST(MoeBench, JsonHoldsWhatOthersReadFromIt) {
@@ -168,14 +213,22 @@ TEST(MoeBench, JsonHoldsWhatOthersReadFromIt) {
 
 TEST(MoeBench, RefusesWhatDoesNotFitAndNamesTheNumbers) {
   MoeBenchOptions options = SmallBench();
-  const int64_t needed = MoeBenchBytes(options);
-  EXPECT_TRUE(CheckMoeBench(options, needed));
-  const Status status = CheckMoeBench(options, needed - 1);
+  const int64_t needed = MoeBenchBytes(options, 1);
+  EXPECT_TRUE(CheckMoeBench(options, {}, needed));
+  const Status status = CheckMoeBench(options, {}, needed - 1);
   ASSERT_FALSE(status);
   EXPECT_NE(status.error().message.find("8 experts of 3.46 kB and 4 tokens"), std::string::npos)
       << status.error().message;
+  // Ranks that share a machine share its memory.
+  const int64_t of_two = 2 * MoeBenchBytes(options, 4);
+  EXPECT_TRUE(CheckMoeBench(options, {.all = 4, .here = 2}, of_two));
+  EXPECT_FALSE(CheckMoeBench(options, {.all = 4, .here = 2}, of_two - 1));
+  const Status many = CheckMoeBench(options, {.all = 9, .here = 1}, needed);
+  ASSERT_FALSE(many);
+  EXPECT_EQ(many.error().message, "8 experts for 9 ranks: each needs one at least");
   options.tokens = {1, 0};
-  EXPECT_NE(CheckMoeBench(options, needed).error().message.find("--tokens 0"), std::string::npos);
+  EXPECT_NE(CheckMoeBench(options, {}, needed).error().message.find("--tokens 0"),
+            std::string::npos);
 }
 
 }  // namespace

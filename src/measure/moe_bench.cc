@@ -1,8 +1,10 @@
 #include "measure/moe_bench.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <limits>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <set>
@@ -17,6 +19,8 @@
 #include "measure/peak_loops.h"
 #include "measure/rotating_routing.h"
 #include "measure/synthetic_experts.h"
+#include "moe/expert_exchange.h"
+#include "moe/expert_placement.h"
 #include "moe/moe_observer.h"
 #include "moe/moe_workspace.h"
 #include "moe/router.h"
@@ -42,12 +46,30 @@ double Median(std::vector<double> values) {
   return *middle;
 }
 
-MoeLimits LimitsOf(const MoeBenchOptions& options) {
-  return {.tokens = *std::max_element(options.tokens.begin(), options.tokens.end()),
-          .top_k = options.shape.top_k,
-          .experts = options.shape.experts,
-          .hidden = options.shape.hidden,
-          .intermediate = options.shape.intermediate};
+// Seconds of a step; of the slowest rank, once SlowestRank has seen them.
+struct StepSeconds {
+  double route = 0;
+  double layer = 0;
+  // Parts of it, if a clock looked on.
+  double plan = 0;
+  double gate_up = 0;
+  double down = 0;
+
+  static constexpr std::array kAll = {&StepSeconds::route, &StepSeconds::layer, &StepSeconds::plan,
+                                      &StepSeconds::gate_up, &StepSeconds::down};
+};
+
+Result<StepSeconds> SlowestRank(Communicator& ranks, StepSeconds mine) {
+  HB_ASSIGN_OR_RETURN(const auto all, ranks.Collect(std::span<const StepSeconds>(&mine, 1)));
+  for (const StepSeconds& other : all) {
+    for (const auto part : StepSeconds::kAll) mine.*part = std::max(mine.*part, other.*part);
+  }
+  return mine;
+}
+
+Result<double> SumOverRanks(Communicator& ranks, double mine) {
+  HB_ASSIGN_OR_RETURN(const auto all, ranks.Collect(std::span<const double>(&mine, 1)));
+  return std::accumulate(all.begin(), all.end(), 0.0);
 }
 
 // Notes when a layer is done planning and when it has h.
@@ -64,12 +86,12 @@ class PhaseClock : public MoeObserver {
 struct Subject {
   SyntheticExperts experts;
   MoeLayer layer;
-  double pack_seconds = 0;  // 0: it computes from the stored weights
+  double pack_rate = 0;  // bytes per second; 0: it computes from the stored weights
 
   // What a step reads of this expert.
-  MemorySpan memory(int32_t expert) const {
-    const PackedExpert* packed = layer.packed_expert(LocalExpert{expert});
-    if (packed == nullptr) return experts.memory(expert);
+  MemorySpan memory(LocalExpert expert) const {
+    const PackedExpert* packed = layer.packed_expert(expert);
+    if (packed == nullptr) return experts.memory(Index(expert));
     const int64_t bytes = packed->gate.bytes() + packed->up.bytes() + packed->down.bytes();
     return {reinterpret_cast<const std::byte*>(packed->gate.data), static_cast<size_t>(bytes)};
   }
@@ -80,14 +102,18 @@ std::string_view KernelName(const Context& context, const MoeLayer& layer) {
   return BestPackedKernel(PackedArithmeticOf(layer.params().arithmetic), context.isa()).name;
 }
 
-// Everything of one run but the weights.
+// Everything of one run but the weights. Whatever decides how a run goes on is the same on all
+// ranks, times too; so all ranks take the same steps.
 class Bench {
  public:
-  Bench(const Context& context, const MoeBenchOptions& options)
+  Bench(const Context& context, const MoeBenchOptions& options, Communicator& ranks)
       : context_(context),
         options_(options),
+        ranks_(ranks),
+        placement_(*ExpertPlacement::Balanced(static_cast<int32_t>(options.shape.experts),
+                                              ranks.size(), ranks.rank())),
         routing_(options.shape),
-        workspace_(LimitsOf(options)) {
+        workspace_(MoeBenchLimits(options, ranks.size())) {
     const auto tokens = static_cast<size_t>(workspace_.limits.tokens);
     const auto hidden = static_cast<size_t>(options.shape.hidden);
     hidden_.resize(tokens * hidden);
@@ -98,30 +124,32 @@ class Bench {
     logits_.resize(tokens * static_cast<size_t>(options.shape.experts));
     ids_.resize(tokens * static_cast<size_t>(options.shape.top_k));
     weights_.resize(ids_.size());
+    if (ranks.size() > 1) exchange_.emplace(ranks, workspace_.limits);
   }
 
   Result<Subject> MakeSubject(Arithmetic arithmetic) const;
-  MoeBenchRow MeasureRow(Subject& subject, int64_t tokens);
-  void MeasurePeaks();
+  Result<MoeBenchRow> MeasureRow(Subject& subject, int64_t tokens);
+  Status MeasurePeaks();
   void AddLimits(MoeBenchReport& report) const;
 
  private:
   struct Step {
-    Clock::time_point start, routed, done;
+    StepSeconds seconds;
     int64_t weight_bytes = 0;
     int64_t flops = 0;
-
-    double layer_seconds() const { return Seconds(done - routed); }
   };
 
-  Step RunStep(const MoeLayer& layer, int64_t tokens);
-  double ReadRate(const Subject& subject, int64_t bytes);
-  void MeasurePhases(MoeLayer& layer, MoeBenchRow& row);
+  Result<Step> RunStep(MoeLayer& layer, int64_t tokens, PhaseClock* phases = nullptr);
+  Result<double> ReadRate(const Subject& subject, int64_t bytes);
+  Status MeasurePhases(MoeLayer& layer, MoeBenchRow& row);
 
   const Context& context_;
   const MoeBenchOptions& options_;
+  Communicator& ranks_;
+  const ExpertPlacement placement_;
   RotatingRouting routing_;
   MoeWorkspace workspace_;
+  std::optional<ExpertExchange> exchange_;          // with several ranks
   std::vector<float> hidden_;                       // [tokens, hidden], bf16 values
   std::vector<float> out_;                          // [tokens, hidden]
   std::vector<float> logits_;                       // [tokens, experts]
@@ -139,102 +167,131 @@ Result<Subject> Bench::MakeSubject(Arithmetic arithmetic) const {
   // As a calibrated checkpoint would have them: hidden and h stay near 1.
   params.gate_up_input_scale = amax_scale(8);
   params.down_input_scale = amax_scale(8);
-  HB_ASSIGN_OR_RETURN(SyntheticExperts experts, SyntheticExperts::Make(context_, options_.shape));
-  const auto placement = ExpertPlacement::Single(static_cast<int32_t>(options_.shape.experts));
+  MoeShape mine = options_.shape;
+  mine.experts = placement_.local_experts();
+  HB_ASSIGN_OR_RETURN(SyntheticExperts experts, SyntheticExperts::Make(context_, mine));
   const MoePacking packing{.pool = &context_.pool(),
                            .release = [&](LocalExpert e) { experts.Drop(Index(e)); }};
   const auto start = Clock::now();
-  HB_ASSIGN_OR_RETURN(MoeLayer layer,
-                      MoeLayer::Create(params, placement, experts.weights(), "bench moe", packing));
+  HB_ASSIGN_OR_RETURN(MoeLayer layer, MoeLayer::Create(params, placement_, experts.weights(),
+                                                       "bench moe", packing));
   const double seconds = Seconds(Clock::now() - start);
   const bool packed = layer.packed_expert(LocalExpert{0}) != nullptr;
-  return Subject{std::move(experts), std::move(layer), packed ? seconds : 0};
+  HB_ASSIGN_OR_RETURN(
+      const double rate,
+      SumOverRanks(ranks_, static_cast<double>(mine.experts * mine.expert_bytes()) / seconds));
+  return Subject{std::move(experts), std::move(layer), packed ? rate : 0};
 }
 
-Bench::Step Bench::RunStep(const MoeLayer& layer, int64_t tokens) {
+Result<Bench::Step> Bench::RunStep(MoeLayer& layer, int64_t tokens, PhaseClock* phases) {
   const MoeShape& shape = options_.shape;
   const MatrixView<float> logits{logits_.data(), tokens, shape.experts};
   routing_.TakeLogits(logits);
   const MutableRouting routing{{ids_.data(), tokens, shape.top_k},
                                {weights_.data(), tokens, shape.top_k}};
+  const MatrixView<const float> hidden{hidden_.data(), tokens, shape.hidden};
+  const MatrixView<float> out{out_.data(), tokens, shape.hidden};
+  layer.set_observer(phases);
+  HB_RETURN_IF_ERROR(ranks_.Barrier());
   const auto start = Clock::now();
   Route(context_, {.experts = shape.experts, .top_k = shape.top_k}, logits, {}, routing);
   const auto routed = Clock::now();
-  layer.Run(context_, {hidden_.data(), tokens, shape.hidden}, routing,
-            {out_.data(), tokens, shape.hidden}, workspace_);
+  if (exchange_) {
+    HB_RETURN_IF_ERROR(exchange_->Run(context_, layer, hidden, routing, out, workspace_));
+  } else {
+    layer.Run(context_, hidden, routing, out, workspace_);
+  }
   const auto done = Clock::now();
+  layer.set_observer(nullptr);
+  StepSeconds seconds{.route = Seconds(routed - start), .layer = Seconds(done - routed)};
+  if (phases != nullptr) {
+    seconds.plan = Seconds(phases->planned - routed);
+    seconds.gate_up = Seconds(phases->activated - phases->planned);
+    seconds.down = Seconds(done - phases->activated);
+  }
+  HB_ASSIGN_OR_RETURN(seconds, SlowestRank(ranks_, seconds));
   const int64_t slots = tokens * shape.top_k;
   const std::set<int32_t> touched(ids_.begin(), ids_.begin() + slots);
-  return {.start = start,
-          .routed = routed,
-          .done = done,
-          .weight_bytes = std::ssize(touched) * shape.expert_bytes(),
-          .flops = slots * shape.slot_flops()};
+  return Step{.seconds = seconds,
+              .weight_bytes = std::ssize(touched) * shape.expert_bytes(),
+              .flops = slots * shape.slot_flops()};
 }
 
-// Bytes per second of reading about `bytes` of the next experts.
-double Bench::ReadRate(const Subject& subject, int64_t bytes) {
+// Bytes per second of reading about `bytes` of the next experts, as much on each rank.
+Result<double> Bench::ReadRate(const Subject& subject, int64_t bytes) {
   const int64_t expert_bytes = options_.shape.expert_bytes();
-  const int64_t count =
-      std::clamp(std::min(bytes, kMaxReadBytes) / expert_bytes, int64_t{1}, options_.shape.experts);
+  const int64_t count = std::clamp(std::min(bytes, kMaxReadBytes) / expert_bytes / ranks_.size(),
+                                   int64_t{1}, options_.shape.experts / ranks_.size());
+  std::vector<int64_t> taken(static_cast<size_t>(ranks_.size()));
   std::vector<MemorySpan> memory;
-  for (const int32_t expert : routing_.Take(count)) memory.push_back(subject.memory(expert));
-  const double rate = static_cast<double>(count * expert_bytes) / SecondsToRead(context_, memory);
+  while (*std::min_element(taken.begin(), taken.end()) < count) {
+    const int32_t expert = routing_.Take(1).front();
+    const int32_t owner = placement_.owner(GlobalExpert{expert});
+    if (++taken[static_cast<size_t>(owner)] > count || owner != ranks_.rank()) continue;
+    memory.push_back(subject.memory(*placement_.ToLocal(expert)));
+  }
+  HB_RETURN_IF_ERROR(ranks_.Barrier());
+  const double mine = static_cast<double>(count * expert_bytes) / SecondsToRead(context_, memory);
+  HB_ASSIGN_OR_RETURN(const double rate, SumOverRanks(ranks_, mine));
   reads_.push_back(rate);
   return rate;
 }
 
-MoeBenchRow Bench::MeasureRow(Subject& subject, int64_t tokens) {
+Result<MoeBenchRow> Bench::MeasureRow(Subject& subject, int64_t tokens) {
   MoeLayer& layer = subject.layer;
   MoeBenchRow row{.tokens = tokens,
                   .arithmetic = layer.params().arithmetic,
                   .kernel = std::string(KernelName(context_, layer))};
-  const Clock::time_point start = Clock::now();
-  RunStep(layer, tokens);  // pages in, caches warm
-  const double first = Seconds(Clock::now() - start);
+  // Pages in, caches warm.
+  HB_ASSIGN_OR_RETURN(const Step first, RunStep(layer, tokens));
+  double spent = first.seconds.layer;
   std::vector<double> route, layer_seconds, reads, shares;
-  while (row.steps < kMinSteps ||
-         (row.steps < kMaxSteps && Seconds(Clock::now() - start) < options_.seconds_per_row)) {
-    const Step step = RunStep(layer, tokens);
-    const double rate = ReadRate(subject, step.weight_bytes);
-    route.push_back(Seconds(step.routed - step.start));
-    layer_seconds.push_back(step.layer_seconds());
+  while (row.steps < kMinSteps || (row.steps < kMaxSteps && spent < options_.seconds_per_row)) {
+    HB_ASSIGN_OR_RETURN(const Step step, RunStep(layer, tokens));
+    HB_ASSIGN_OR_RETURN(const double rate, ReadRate(subject, step.weight_bytes));
+    const auto bytes = static_cast<double>(step.weight_bytes);
+    route.push_back(step.seconds.route);
+    layer_seconds.push_back(step.seconds.layer);
     reads.push_back(rate);
-    shares.push_back(static_cast<double>(step.weight_bytes) / step.layer_seconds() / rate);
+    shares.push_back(bytes / step.seconds.layer / rate);
     row.weight_bytes = step.weight_bytes;
     row.flops = step.flops;
     ++row.steps;
-    if (first > options_.seconds_per_row) break;  // too slow to repeat
+    spent += step.seconds.route + step.seconds.layer + bytes / rate;
+    if (first.seconds.layer > options_.seconds_per_row) break;  // too slow to repeat
   }
   row.route_us = Median(route) * 1e6;
   row.layer_us = Median(layer_seconds) * 1e6;
   row.read_bytes_per_second = Median(reads);
   row.read_share = Median(shares);
-  MeasurePhases(layer, row);
+  HB_RETURN_IF_ERROR(MeasurePhases(layer, row));
   return row;
 }
 
-void Bench::MeasurePhases(MoeLayer& layer, MoeBenchRow& row) {
+Status Bench::MeasurePhases(MoeLayer& layer, MoeBenchRow& row) {
   const int steps = row.steps < kMinSteps ? 1 : kPhaseSteps;
   PhaseClock phases;
   std::vector<double> plan, gate_up, down;
-  layer.set_observer(&phases);
   for (int i = 0; i < steps; ++i) {
-    const Step step = RunStep(layer, row.tokens);
-    plan.push_back(Seconds(phases.planned - step.routed));
-    gate_up.push_back(Seconds(phases.activated - phases.planned));
-    down.push_back(Seconds(step.done - phases.activated));
+    HB_ASSIGN_OR_RETURN(const Step step, RunStep(layer, row.tokens, &phases));
+    plan.push_back(step.seconds.plan);
+    gate_up.push_back(step.seconds.gate_up);
+    down.push_back(step.seconds.down);
   }
-  layer.set_observer(nullptr);
   row.plan_us = Median(plan) * 1e6;
   row.gate_up_us = Median(gate_up) * 1e6;
   row.down_us = Median(down) * 1e6;
+  return {};
 }
 
-void Bench::MeasurePeaks() {
-  int8_.push_back(MeasurePeak(context_, Int8PeakLoop()));
-  bf16_.push_back(MeasurePeak(context_, Bf16PeakLoop()));
-  fp32_.push_back(MeasurePeak(context_, Fp32PeakLoop()));
+Status Bench::MeasurePeaks() {
+  for (const auto& [loop, rates] :
+       {std::pair{Int8PeakLoop(), &int8_}, {Bf16PeakLoop(), &bf16_}, {Fp32PeakLoop(), &fp32_}}) {
+    HB_RETURN_IF_ERROR(ranks_.Barrier());
+    HB_ASSIGN_OR_RETURN(const double rate, SumOverRanks(ranks_, MeasurePeak(context_, loop)));
+    rates->push_back(rate);
+  }
+  return {};
 }
 
 void Bench::AddLimits(MoeBenchReport& report) const {
@@ -248,61 +305,28 @@ void Bench::AddLimits(MoeBenchReport& report) const {
 
 }  // namespace
 
-int64_t MoeBenchBytes(const MoeBenchOptions& options) {
-  const MoeLimits limits = LimitsOf(options);
-  const int64_t rows = limits.tokens * (2 * limits.hidden + limits.experts + 2 * limits.top_k);
-  const MoeShape& shape = options.shape;
-  // All experts, stored or packed; one in both forms while it is packed; what all are copies of;
-  // and one projection before it is quantized.
-  const int64_t weights = (shape.experts + 2) * shape.expert_bytes() +
-                          shape.hidden * shape.intermediate * int64_t{sizeof(float)};
-  return weights + MoeWorkspace::Bytes(limits) + rows * int64_t{sizeof(float)};
-}
-
-Status CheckMoeBench(const MoeBenchOptions& options, int64_t available_bytes) {
-  if (options.tokens.empty()) return MakeError("--tokens names no number of tokens");
-  if (options.arithmetic.empty()) return MakeError("--arithmetic names no arithmetic");
-  for (const int64_t tokens : options.tokens) {
-    if (tokens < 1 || tokens > kMaxBenchTokens) {
-      return MakeError("--tokens {} is outside 1..{}", tokens, kMaxBenchTokens);
-    }
-  }
-  const int64_t needed = MoeBenchBytes(options);
-  if (needed > available_bytes) {
-    const MoeShape& shape = options.shape;
-    return MakeError(
-        "{} experts of {} and {} tokens need {}, and {} are free; give a --shape H,I,E,K with "
-        "fewer experts (one of {},{} takes {}) or fewer --tokens",
-        shape.experts, HumanQuantity(static_cast<double>(shape.expert_bytes()), "B"),
-        LimitsOf(options).tokens, HumanQuantity(static_cast<double>(needed), "B"),
-        HumanQuantity(static_cast<double>(available_bytes), "B"), shape.hidden, shape.intermediate,
-        HumanQuantity(static_cast<double>(shape.expert_bytes()), "B"));
-  }
-  return {};
-}
-
-Result<MoeBenchReport> BenchMoe(const Context& context, const MoeBenchOptions& options) {
-  HB_RETURN_IF_ERROR(
-      CheckMoeBench(options, AvailableMemoryBytes().value_or(std::numeric_limits<int64_t>::max())));
-  Bench bench(context, options);
+Result<MoeBenchReport> BenchMoe(const Context& context, const MoeBenchOptions& options,
+                                Communicator& ranks) {
+  HB_ASSIGN_OR_RETURN(const BenchRanks numbers, CountBenchRanks(options, ranks));
+  HB_RETURN_IF_ERROR(CheckMoeBench(
+      options, numbers, AvailableMemoryBytes().value_or(std::numeric_limits<int64_t>::max())));
+  HB_RETURN_IF_ERROR(ranks.Barrier());  // all have looked before one takes memory
+  Bench bench(context, options, ranks);
   MoeBenchReport report{.shape = options.shape,
+                        .ranks = ranks.size(),
                         .threads = context.pool().threads(),
                         .cpu = CpuModelName(),
                         .instruction_set = std::string(CpuIsaName(context.isa())),
-                        .memory_bytes = MoeBenchBytes(options)};
+                        .memory_bytes = ranks.size() * MoeBenchBytes(options, ranks.size())};
   Progress progress("bench moe", std::ssize(options.tokens) * std::ssize(options.arithmetic),
                     "row");
-  bench.MeasurePeaks();
+  HB_RETURN_IF_ERROR(bench.MeasurePeaks());
   for (const Arithmetic arithmetic : options.arithmetic) {
     HB_ASSIGN_OR_RETURN(Subject subject, bench.MakeSubject(arithmetic));
-    if (subject.pack_seconds > 0) {
-      report.pack_bytes_per_second =
-          static_cast<double>(options.shape.experts * options.shape.expert_bytes()) /
-          subject.pack_seconds;
-    }
+    if (subject.pack_rate > 0) report.pack_bytes_per_second = subject.pack_rate;
     for (const int64_t tokens : options.tokens) {
-      report.rows.push_back(bench.MeasureRow(subject, tokens));
-      bench.MeasurePeaks();
+      HB_ASSIGN_OR_RETURN(report.rows.emplace_back(), bench.MeasureRow(subject, tokens));
+      HB_RETURN_IF_ERROR(bench.MeasurePeaks());
       progress.Advance(1);
     }
   }

@@ -2,6 +2,9 @@
 // same time. Every step routes to the experts that have rested longest (rotating_routing.h), so
 // weights come from memory as they do in a model of many layers, and is followed by a pass that
 // only reads as many bytes of the same memory.
+//
+// With several ranks (docs/ranks.md) each holds a part of the experts, and a step ends when every
+// rank has the sum over all. A time is that of the slowest rank; rates are sums over ranks.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +14,11 @@
 
 #include "base/json.h"
 #include "base/result.h"
+#include "comm/communicator.h"
 #include "device/context.h"
 #include "measure/moe_shape.h"
 #include "moe/moe_layer.h"
+#include "moe/moe_workspace.h"
 
 namespace halfbyte {
 
@@ -44,10 +49,11 @@ struct MoeBenchRow {
 
 struct MoeBenchReport {
   MoeShape shape;
-  int threads = 0;
+  int ranks = 1;
+  int threads = 0;  // of each rank
   std::string cpu;
   std::string instruction_set;
-  int64_t memory_bytes = 0;  // MoeBenchBytes
+  int64_t memory_bytes = 0;  // MoeBenchBytes of all ranks
   // Medians over the whole run.
   double read_bytes_per_second = 0;
   double int8_ops = 0;
@@ -59,16 +65,30 @@ struct MoeBenchReport {
   std::vector<MoeBenchRow> rows;
 };
 
-// Memory that BenchMoe takes: weights, workspace, activations.
-int64_t MoeBenchBytes(const MoeBenchOptions& options);
+// Of the workspace that each of `ranks` has.
+MoeLimits MoeBenchLimits(const MoeBenchOptions& options, int ranks);
 
-// Errors: no tokens, no arithmetic, a number of tokens outside 1..kMaxBenchTokens; more memory
-// needed than `available_bytes`.
+// Memory that one of `ranks` takes: weights, workspace, activations.
+int64_t MoeBenchBytes(const MoeBenchOptions& options, int ranks);
+
+// Ranks that share the experts, and how many of them share the memory of this machine.
+struct BenchRanks {
+  int all = 1;
+  int here = 1;
+};
+
+// Every rank tells the others. Error: a rank was given other options.
+Result<BenchRanks> CountBenchRanks(const MoeBenchOptions& options, Communicator& ranks);
+
+// Errors: no tokens, no arithmetic, a number of tokens outside 1..kMaxBenchTokens, fewer experts
+// than ranks; more memory needed on this machine than `available_bytes`.
 inline constexpr int64_t kMaxBenchTokens = 65536;
-Status CheckMoeBench(const MoeBenchOptions& options, int64_t available_bytes);
+Status CheckMoeBench(const MoeBenchOptions& options, BenchRanks ranks, int64_t available_bytes);
 
-// Checks with the machine's available memory, then measures.
-Result<MoeBenchReport> BenchMoe(const Context& context, const MoeBenchOptions& options);
+// Checks with the machine's available memory, then measures. All ranks call it alike; all get the
+// same times and rates. Errors also: another rank failed or was given other options.
+Result<MoeBenchReport> BenchMoe(const Context& context, const MoeBenchOptions& options,
+                                Communicator& ranks);
 
 // {limits: {read_gb_per_s, int8_gops, bf16_gflops, ...}, rows: [{tokens, arithmetic, layer_us,
 // weight_bytes, flops, ...}], ...}: docs/bench.md. And the same as a table.

@@ -38,6 +38,7 @@ Json MoeBenchJson(const MoeBenchReport& report) {
   }
   return {{"cpu", report.cpu},
           {"instruction_set", report.instruction_set},
+          {"ranks", report.ranks},
           {"threads", report.threads},
           {"shape",
            {{"hidden", report.shape.hidden},
@@ -59,14 +60,15 @@ Json MoeBenchJson(const MoeBenchReport& report) {
 std::string MoeBenchText(const MoeBenchReport& report) {
   const MoeShape& shape = report.shape;
   std::string text = fmt::format(
-      "{}, {} threads, {}\n"
+      "{}, {}{} threads, {}\n"
       "hidden {}, intermediate {}, {} experts, {} per token; {} of memory\n"
       "limits: read {:.1f} GB/s, int8 {:.0f} GOP/s ({}), bf16 {:.0f} GFLOP/s ({}), "
       "fp32 {:.0f} GFLOP/s\n"
       "packed at {:.2f} GB/s\n\n"
       "{:>10} {:>7} {:>11} {:>9} {:>9} {:>9} {:>9} {:>9} {:>7} {:>8}  kernel\n",
-      report.cpu, report.threads, report.instruction_set, shape.hidden, shape.intermediate,
-      shape.experts, shape.top_k, HumanQuantity(static_cast<double>(report.memory_bytes), "B"),
+      report.cpu, report.ranks == 1 ? "" : fmt::format("{} ranks of ", report.ranks),
+      report.threads, report.instruction_set, shape.hidden, shape.intermediate, shape.experts,
+      shape.top_k, HumanQuantity(static_cast<double>(report.memory_bytes), "B"),
       Giga(report.read_bytes_per_second), Giga(report.int8_ops), report.int8_instruction,
       Giga(report.bf16_flops), report.bf16_instruction, Giga(report.fp32_flops),
       Giga(report.pack_bytes_per_second), "arithmetic", "tokens", "layer us", "route", "plan",

@@ -53,10 +53,13 @@ def stat_of(process):
     return stat.rpartition(")")[2].split()
 
 
-def children(parent):
-    """Processes that have `parent` as their parent."""
+def busy_children(parent):
+    """Processes that have `parent` as their parent and have computed for half a second."""
+    def is_busy(stat):
+        return stat[1:2] == [str(parent)] and int(stat[11]) > os.sysconf("SC_CLK_TCK") / 2
+
     processes = (path.name for path in pathlib.Path("/proc").glob("[0-9]*"))
-    return [int(process) for process in processes if stat_of(process)[1:2] == [str(parent)]]
+    return [int(process) for process in processes if is_busy(stat_of(process))]
 
 
 def runs(process):
@@ -123,6 +126,33 @@ class Ranks(unittest.TestCase):
             self.assertEqual(results[1], results[0])
             self.assertEqual(results[2], results[0])
 
+    def test_bench_moe_prints_one_report_of_all_ranks(self):
+        def bench(*flags):
+            return ["bench", "moe", "--shape", "64,32,8,3", "--threads", "1", "--json", *flags]
+
+        done = run(mpirun((3, bench("--tokens", "1,9", "--arithmetic", "w4a16,w4a4"))))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        report = json.loads(done.stdout)
+        self.assertEqual((report["ranks"], report["threads"]), (3, 1))
+        self.assertEqual([(row["arithmetic"], row["tokens"]) for row in report["rows"]],
+                         [("w4a16", 1), ("w4a16", 9), ("w4a4", 1), ("w4a4", 9)])
+        expert_bytes = 3 * 64 * 32 * 9 // 16
+        for row in report["rows"]:
+            self.assertEqual(row["weight_bytes"], min(8, 3 * row["tokens"]) * expert_bytes)
+            self.assertEqual(row["flops"], row["tokens"] * 3 * 2 * 3 * 64 * 32)
+            self.assertGreater(row["layer_us"], 0)
+        for limit in ("read_gb_per_s", "int8_gops", "bf16_gflops"):
+            self.assertGreater(report["limits"][limit], 0)
+
+        for parts, message in (
+                (((1, bench("--tokens", "1")), (1, bench("--tokens", "2"))),
+                 "measures something else than rank 0"),
+                (((9, bench("--tokens", "1")),), "8 experts for 9 ranks")):
+            done = run(mpirun(*parts))
+            self.assertEqual((done.returncode, done.stdout), (1, ""))
+            self.assertEqual(len(ours(done.stderr)), 1, done.stderr)
+            self.assertIn(message, done.stderr)
+
     def test_an_error_on_one_rank_ends_all_with_one_sentence(self):
         with tempfile.TemporaryDirectory() as folder:
             bad = pathlib.Path(folder) / "model"
@@ -157,17 +187,21 @@ class Ranks(unittest.TestCase):
             ids.write_text(json.dumps([i % 500 for i in range(4000)]))
             out = pathlib.Path(folder) / "logits.safetensors"
             self.kill_a_rank(["logits", MODEL, "--ids", str(ids), "--out", str(out), "--chunks",
-                              "1", "--arithmetic", "ref", "--threads", "1"],
-                             started=pathlib.Path(str(out) + ".tmp"))
+                              "1", "--arithmetic", "ref", "--threads", "1"])
+            text = pathlib.Path(folder) / "text"
+            text.write_text("Once upon a time. " * 10000)
+            self.kill_a_rank(["calibrate", MODEL, "--text", str(text), "--out", str(out),
+                              "--threads", "1"])
+        self.kill_a_rank(["bench", "moe", "--shape", "2048,1024,8,2", "--tokens", "4096",
+                          "--arithmetic", "ref", "--threads", "1"])
 
-    def kill_a_rank(self, arguments, started):
+    def kill_a_rank(self, arguments):
         with subprocess.Popen(mpirun((2, arguments)), stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
                               text=True) as launcher:
             try:
-                while not started.exists() and launcher.poll() is None:
+                while len(ranks := busy_children(launcher.pid)) < 2 and launcher.poll() is None:
                     time.sleep(0.01)
-                ranks = children(launcher.pid)
                 self.assertEqual(len(ranks), 2)
                 os.kill(max(ranks), signal.SIGKILL)
                 start = time.monotonic()
