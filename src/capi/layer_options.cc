@@ -45,7 +45,7 @@ Result<ActivationScalePolicy> ReadScalePolicy(const halfbyte_moe_options& given,
                                               Arithmetic arithmetic) {
   ActivationScalePolicy policy;
   if (given.activation_scales_file != nullptr && arithmetic != Arithmetic::kW4a4) {
-    return MakeError("options.activation_scales_file: is for \"w4a4\"; \"{}\" quantizes nothing",
+    return MakeError("options.activation_scales_file: is for \"w4a4\", not \"{}\"",
                      ArithmeticName(arithmetic));
   }
   HB_RETURN_IF_ERROR(ReadScaleSource(given, policy));
