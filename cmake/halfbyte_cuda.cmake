@@ -1,6 +1,6 @@
 # The cuda preset: finds nvcc, proves that it compiles C++20, and says how .cu files are compiled.
-# CMake 3.25 knows no C++20 flag for nvcc 13 (it refuses CUDA_STANDARD 20, or drops it), so the flag
-# is passed by hand and a static_assert checks that it arrived.
+# CMake 3.25 knows no C++20 flag for nvcc 13, so it is told, and a static_assert checks that the
+# flag arrives.
 #
 # .cu files hold device code and what launches it, over plain structs. fmt does not compile there
 # as C++20 (nvcc 13.0), so they include neither base/result.h nor base/check.h nor what needs them;
@@ -23,6 +23,7 @@ endif()
 enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
 string(APPEND CMAKE_CUDA_FLAGS " -std=c++20")
+set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
 
 set(halfbyte_probe "${CMAKE_BINARY_DIR}/halfbyte_cuda_probe.cu")
 file(WRITE "${halfbyte_probe}"

@@ -1,0 +1,150 @@
+#include "kernels/quantize_nvfp4/quantize_nvfp4_device.cuh"
+#include "kernels/sm90_moe/activation_image.h"
+
+namespace halfbyte::sm90 {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
+constexpr int kPieces = 8;  // of 16 bytes in the 128 bytes of a row and group
+constexpr int64_t kFullGrid = 132 * 8;
+
+// Of an atom: where its 1,024 bytes of the first group are, and how far apart those of two groups.
+struct AtomPlace {
+  int64_t offset;
+  int64_t group_stride;
+};
+__device__ AtomPlace PlaceOf(const ImageRows& rows, int64_t atom, int64_t k) {
+  const TokenTile tile = rows.tiles[rows.tile_of_atom[atom]];
+  const int64_t first = atom - tile.row_begin / kAtomRows;
+  return {ImageBytes(tile.row_begin, k) + first * kAtomBytes, tile.rows / kAtomRows * kAtomBytes};
+}
+__device__ int64_t PieceOffset(int row, int piece) { return row * 128 + (piece ^ row) * 16; }
+
+// blockIdx.x: atom; blockIdx.y: every gridDim.y-th part of the groups. A thread writes 16-byte
+// pieces: piece c holds, for t = 0..3, columns 16 t + 2 c and the next one (KPosition).
+__global__ void __launch_bounds__(kThreads) Gather(const GatherArguments arguments) {
+  constexpr int kGroupsAtOnce = kThreads / (kPieces * static_cast<int>(kAtomRows));
+  const int64_t atom = blockIdx.x;
+  if (atom * kAtomRows >= *arguments.rows.row_count) return;
+  const int piece = threadIdx.x % kPieces;
+  const int row = threadIdx.x / kPieces % kAtomRows;
+  const int32_t slot = arguments.rows.slot_of_row[atom * kAtomRows + row];
+  if (slot < 0) return;
+  const int64_t token = slot / arguments.top_k;
+  if (blockIdx.y == 0 && threadIdx.x < kPieces * kAtomRows && piece == 0) {
+    const int64_t at = atom * kAtomRows + row;
+    if (arguments.token_scales != nullptr) {
+      arguments.row_scales[at] = arguments.token_scales[token];
+    }
+    if (arguments.slot_weights != nullptr) {
+      arguments.row_weights[at] = arguments.slot_weights[slot];
+    }
+  }
+  const AtomPlace place = PlaceOf(arguments.rows, atom, arguments.k);
+  const auto* x = reinterpret_cast<const uint32_t*>(arguments.x + token * arguments.k);
+  const int64_t groups = PaddedK(arguments.k) / kGroupK;
+  uint8_t* image = arguments.image + place.offset + PieceOffset(row, piece);
+#pragma unroll 4
+  for (int64_t group = blockIdx.y * kGroupsAtOnce + threadIdx.x / (kPieces * kAtomRows);
+       group < groups; group += gridDim.y * kGroupsAtOnce) {
+    uint32_t word[4];
+#pragma unroll
+    for (int t = 0; t < 4; ++t) {
+      const int64_t column = group * kGroupK + 16 * t + 2 * piece;
+      word[t] = column < arguments.k ? x[column / 2] : 0;
+    }
+    *reinterpret_cast<uint4*>(image + group * place.group_stride) =
+        make_uint4(word[0], word[1], word[2], word[3]);
+  }
+}
+
+// Block t of a row and group, in column order: word t of each of its pieces.
+__device__ void LoadBlock(const uint8_t* group, int row, int t, float* x) {
+#pragma unroll
+  for (int piece = 0; piece < kPieces; ++piece) {
+    const uint32_t word =
+        *reinterpret_cast<const uint32_t*>(group + PieceOffset(row, piece) + 4 * t);
+    x[2 * piece] = LowBf16(word);
+    x[2 * piece + 1] = HighBf16(word);
+  }
+}
+
+__device__ void StoreBlock(const Nvfp4Block& block, int row, int t, uint8_t* group) {
+#pragma unroll
+  for (int piece = 0; piece < kPieces; ++piece) {
+    *reinterpret_cast<uint32_t*>(group + PieceOffset(row, piece) + 4 * t) =
+        PackBf16(DecodedBf16(block, 2 * piece), DecodedBf16(block, 2 * piece + 1));
+  }
+}
+
+// The largest finite value of each row of the atom, in the threads of that row.
+__device__ float AtomRowAmax(const uint8_t* image, const AtomPlace& place, int64_t k, int row,
+                             int t, bool real) {
+  __shared__ uint32_t warp_amax[kWarps][kAtomRows];
+  float amax = 0;
+  for (int64_t group = threadIdx.x / 32; group * kGroupK + 16 * t < k && real; group += kWarps) {
+    float x[kNvfp4Block];
+    LoadBlock(image + place.offset + group * place.group_stride, row, t, x);
+#pragma unroll
+    for (int i = 0; i < kNvfp4Block; ++i) amax = JoinFiniteAmax(amax, x[i]);
+  }
+  amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, 1));
+  amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, 2));
+  __syncthreads();  // of the last atom everything has been read
+  if (t == 0) warp_amax[threadIdx.x / 32][row] = __float_as_uint(amax);
+  __syncthreads();
+  uint32_t all = 0;
+  for (int w = 0; w < kWarps; ++w) all = max(all, warp_amax[w][row]);
+  return __uint_as_float(all);
+}
+
+// A block for an atom; a lane for a row and one of the four NVFP4 blocks of a group.
+__global__ void __launch_bounds__(kThreads) Requantize(const RequantizeArguments arguments) {
+  const int t = threadIdx.x % 4, row = threadIdx.x % 32 / 4;
+  const int64_t atoms = *arguments.rows.row_count / kAtomRows;
+  ThreadStats stats;
+  for (int64_t atom = blockIdx.x; atom < atoms; atom += gridDim.x) {
+    const int64_t at = atom * kAtomRows + row;
+    const bool real = arguments.rows.slot_of_row[at] >= 0;
+    const AtomPlace place = PlaceOf(arguments.rows, atom, arguments.k);
+    GlobalScale global(arguments.static_scale);
+    if (arguments.static_scale == 0) {
+      global =
+          GlobalScale::FromAmax(AtomRowAmax(arguments.image, place, arguments.k, row, t, real));
+      if (threadIdx.x < 32 && t == 0 && real) arguments.row_scales[at] = global.value();
+    }
+    for (int64_t group = threadIdx.x / 32; group * kGroupK + 16 * t < arguments.k && real;
+         group += kWarps) {
+      uint8_t* bytes = arguments.image + place.offset + group * place.group_stride;
+      float x[kNvfp4Block];
+      LoadBlock(bytes, row, t, x);
+      StoreBlock(QuantizeNvfp4Block(x, global, &stats.sum), row, t, bytes);
+    }
+  }
+  if (arguments.stats != nullptr) stats.AddTo(arguments.stats);
+}
+
+}  // namespace
+
+cudaError_t LaunchGather(const GatherArguments& arguments, cudaStream_t stream) {
+  const int64_t atoms = arguments.rows.max_rows / kAtomRows;
+  if (atoms == 0) return cudaSuccess;
+  // Few atoms: several blocks each, so that the device has enough to do.
+  const int64_t groups = PaddedK(arguments.k) / kGroupK;
+  int64_t parts = kFullGrid / atoms;
+  parts = parts < 1 ? 1 : parts > groups / 4 ? groups / 4 : parts;
+  const dim3 grid(static_cast<unsigned>(atoms), static_cast<unsigned>(parts));
+  Gather<<<grid, kThreads, 0, stream>>>(arguments);
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchRequantize(const RequantizeArguments& arguments, cudaStream_t stream) {
+  const int64_t atoms = arguments.rows.max_rows / kAtomRows;
+  if (atoms == 0) return cudaSuccess;
+  const int64_t grid = atoms < kFullGrid ? atoms : kFullGrid;
+  Requantize<<<static_cast<unsigned>(grid), kThreads, 0, stream>>>(arguments);
+  return cudaGetLastError();
+}
+
+}  // namespace halfbyte::sm90

@@ -1,0 +1,41 @@
+// How the rows of the experts become token tiles (sm90_layout.h), and how much room that takes at
+// most. For host and device: the plan kernel and its reference cut alike.
+//
+// An expert with n rows takes RoundUp(n, 8) of them and, if it has any, CeilDiv(rows, max_rows)
+// tiles of nearly equal size: 300 rows with tiles of at most 192 are 152 + 152, not 192 + 112.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/sm90_moe/sm90_layout.h"
+#include "numerics/host_device.h"
+
+namespace halfbyte::sm90 {
+
+// `max_rows` is a multiple of 8.
+HB_HD constexpr int32_t TilesOfExpert(int32_t rows, int32_t max_rows) {
+  return static_cast<int32_t>(CeilDiv(CeilDiv(rows, kAtomRows) * kAtomRows, max_rows));
+}
+// Tile `index` of `tiles` of an expert with `rows` rows, the first of which is `row_begin`.
+HB_HD constexpr TokenTile TileOfExpert(int32_t expert, int32_t row_begin, int32_t rows,
+                                       int32_t index, int32_t tiles) {
+  const auto atoms = static_cast<int32_t>(CeilDiv(rows, kAtomRows));
+  const int32_t each = atoms / tiles, longer = atoms % tiles;
+  const int32_t before = index * each + (index < longer ? index : longer);
+  const int32_t own = each + (index < longer ? 1 : 0);
+  return {expert, row_begin + before * static_cast<int32_t>(kAtomRows),
+          own * static_cast<int32_t>(kAtomRows)};
+}
+
+// Rows, padding included, that `slots` slots can need on `experts` experts: reached, not estimated.
+HB_HD constexpr int64_t MaxTokenRows(int64_t slots, int64_t experts) {
+  const int64_t used = slots < experts ? slots : experts;
+  return kAtomRows * (used + (slots - used) / kAtomRows);
+}
+// Tiles that they can need: one begun for each expert in use, the rest full.
+HB_HD constexpr int64_t MaxTokenTiles(int64_t slots, int64_t experts, int64_t max_rows) {
+  const int64_t used = slots < experts ? slots : experts;
+  return used + MaxTokenRows(slots, experts) / max_rows;
+}
+
+}  // namespace halfbyte::sm90

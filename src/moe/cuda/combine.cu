@@ -1,0 +1,51 @@
+#include "moe/cuda/combine.h"
+#include "numerics/bf16.h"
+
+namespace halfbyte {
+namespace {
+
+constexpr int kThreads = 256;
+
+// A thread for four columns of a token.
+__global__ void __launch_bounds__(kThreads) Combine(const CombineArguments arguments) {
+  const int64_t quads = arguments.hidden / 4;
+  const int64_t quad = int64_t{blockIdx.y} * kThreads + threadIdx.x;
+  if (quad >= quads) return;
+  const int64_t token = blockIdx.x;
+  const auto* values = reinterpret_cast<const float4*>(arguments.slot_values);
+  float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 4
+  for (int64_t j = 0; j < arguments.top_k; ++j) {
+    const int64_t slot = token * arguments.top_k + j;
+    const int64_t row = arguments.row_of_slot[slot];
+    if (row < 0) continue;
+    const float4 value = values[row * quads + quad];
+    const float weight = arguments.slot_weights != nullptr ? arguments.slot_weights[slot] : 1.0f;
+    sum.x = __fmaf_rn(weight, value.x, sum.x);
+    sum.y = __fmaf_rn(weight, value.y, sum.y);
+    sum.z = __fmaf_rn(weight, value.z, sum.z);
+    sum.w = __fmaf_rn(weight, value.w, sum.w);
+  }
+  sum.x *= arguments.output_scale;
+  sum.y *= arguments.output_scale;
+  sum.z *= arguments.output_scale;
+  sum.w *= arguments.output_scale;
+  if (arguments.out_is_bf16) {
+    static_cast<ushort4*>(arguments.out)[token * quads + quad] = make_ushort4(
+        ToBf16(sum.x).bits, ToBf16(sum.y).bits, ToBf16(sum.z).bits, ToBf16(sum.w).bits);
+  } else {
+    static_cast<float4*>(arguments.out)[token * quads + quad] = sum;
+  }
+}
+
+}  // namespace
+
+cudaError_t LaunchCombine(const CombineArguments& arguments, cudaStream_t stream) {
+  if (arguments.tokens == 0) return cudaSuccess;
+  const int64_t parts = (arguments.hidden / 4 + kThreads - 1) / kThreads;
+  const dim3 grid(static_cast<unsigned>(arguments.tokens), static_cast<unsigned>(parts));
+  Combine<<<grid, kThreads, 0, stream>>>(arguments);
+  return cudaGetLastError();
+}
+
+}  // namespace halfbyte

@@ -1,0 +1,87 @@
+#include "moe/cuda/cuda_moe_workspace.h"
+
+#include <algorithm>
+
+#include "kernels/sm90_moe/token_tiles.h"
+#include "tensor/scale_layout.h"
+
+namespace halfbyte {
+namespace {
+
+constexpr int64_t kAlignment = 256;
+constexpr int64_t kNarrowestTile = 8;  // rows; more tiles than that there cannot be
+
+// Hands out pieces of memory that may be null, when only the sizes matter.
+class Pieces {
+ public:
+  explicit Pieces(std::byte* memory) : memory_(memory) {}
+
+  template <class T>
+  T* Take(int64_t count) {
+    std::byte* piece = memory_ == nullptr ? nullptr : memory_ + bytes_;
+    bytes_ += RoundUp(count * int64_t{sizeof(T)}, kAlignment);
+    return reinterpret_cast<T*>(piece);
+  }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* memory_;
+  int64_t bytes_ = 0;
+};
+
+}  // namespace
+
+CudaMoeWorkspace::Layout CudaMoeWorkspace::Lay(std::byte* memory, const MoeLimits& limits) {
+  const int64_t slots = limits.slots();
+  const int64_t rows = sm90::MaxTokenRows(slots, limits.experts);
+  Pieces pieces(memory);
+  Layout layout;
+  layout.plan.tiles =
+      pieces.Take<sm90::TokenTile>(sm90::MaxTokenTiles(slots, limits.experts, kNarrowestTile));
+  layout.plan.tile_count = pieces.Take<int32_t>(1);
+  layout.plan.row_count = pieces.Take<int32_t>(1);
+  layout.plan.row_of_slot = pieces.Take<int32_t>(slots);
+  layout.plan.slot_of_row = pieces.Take<int32_t>(rows);
+  layout.plan.tile_of_atom = pieces.Take<int32_t>(rows / sm90::kAtomRows);
+  layout.plan.counts = pieces.Take<int32_t>(PlanChunks(slots) * limits.experts);
+  layout.decoded = pieces.Take<Bf16>(limits.tokens * limits.hidden);
+  layout.token_scales = pieces.Take<float>(limits.tokens);
+  layout.row_scales = pieces.Take<float>(rows);
+  layout.row_weights = pieces.Take<float>(rows);
+  const int64_t image_bytes = sm90::ImageBytes(rows, limits.hidden);
+  const int64_t value_bytes = rows * limits.hidden * int64_t{sizeof(float)};
+  layout.image = pieces.Take<uint8_t>(std::max(image_bytes, value_bytes));
+  layout.slot_values = reinterpret_cast<float*>(layout.image);
+  layout.h_image = pieces.Take<uint8_t>(sm90::ImageBytes(rows, limits.intermediate));
+  layout.bytes = pieces.bytes();
+  return layout;
+}
+
+int64_t CudaMoeWorkspace::Bytes(const MoeLimits& limits) { return Lay(nullptr, limits).bytes; }
+
+Result<CudaMoeWorkspace> CudaMoeWorkspace::Create(const MoeLimits& limits) {
+  HB_ASSIGN_OR_RETURN(DeviceBuffer own,
+                      DeviceBuffer::Allocate(Bytes(limits), "workspace of the MoE layer"));
+  HB_ASSIGN_OR_RETURN(CudaMoeWorkspace workspace, In(own.data(), own.bytes(), limits));
+  workspace.own_ = std::move(own);
+  return workspace;
+}
+
+Result<CudaMoeWorkspace> CudaMoeWorkspace::In(std::byte* memory, int64_t bytes,
+                                              const MoeLimits& limits) {
+  if (bytes < Bytes(limits)) {
+    return MakeError("workspace of the MoE layer: {} bytes for {} tokens, {} are needed", bytes,
+                     limits.tokens, Bytes(limits));
+  }
+  if (reinterpret_cast<uintptr_t>(memory) % kAlignment != 0) {
+    return MakeError("workspace of the MoE layer: its address {:#x} is no multiple of {}",
+                     reinterpret_cast<uintptr_t>(memory), kAlignment);
+  }
+  CudaMoeWorkspace workspace;
+  workspace.limits_ = limits;
+  workspace.memory_ = memory;
+  workspace.layout_ = Lay(memory, limits);
+  return workspace;
+}
+
+}  // namespace halfbyte

@@ -1,0 +1,196 @@
+#include "moe/cuda/token_plan.h"
+
+namespace halfbyte {
+namespace {
+
+using sm90::kAtomRows;
+
+constexpr int kThreads = 512;
+constexpr int kWarps = kThreads / 32;
+constexpr int kSlotsPerWarp = kPlanChunkSlots / kWarps;
+constexpr int kSteps = kSlotsPerWarp / 32;
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+__device__ int32_t LocalExpertOf(const TokenPlanArguments& arguments, int64_t slot) {
+  if (slot >= arguments.slots) return -1;
+  const int32_t id = arguments.topk_ids[slot];
+  return id < 0 || id >= arguments.global_experts ? -1 : arguments.local_of_global[id];
+}
+
+// counts[chunk][expert] = slots of the chunk on the expert. Only for more than one chunk.
+__global__ void __launch_bounds__(kThreads)
+    CountSlots(const TokenPlanArguments arguments, int32_t* counts) {
+  extern __shared__ int32_t histogram[];
+  for (int e = threadIdx.x; e < arguments.local_experts; e += kThreads) histogram[e] = 0;
+  __syncthreads();
+  const int64_t first = blockIdx.x * kPlanChunkSlots;
+  for (int64_t i = threadIdx.x; i < kPlanChunkSlots; i += kThreads) {
+    const int32_t e = LocalExpertOf(arguments, first + i);
+    if (e >= 0) atomicAdd(&histogram[e], 1);  // integers: any order gives the same sum
+  }
+  __syncthreads();
+  for (int e = threadIdx.x; e < arguments.local_experts; e += kThreads) {
+    counts[int64_t{blockIdx.x} * arguments.local_experts + e] = histogram[e];
+  }
+}
+
+// Shared memory of PlanTokens, by local expert.
+struct Shared {
+  int32_t* positions;   // [kWarps][experts]: counts of a warp, then where its next slot goes
+  int32_t* rows;        // real ones of the whole call
+  int32_t* first_atom;  // exclusive scans over the experts
+  int32_t* first_tile;
+};
+
+// Turns the warps' counts into their first positions within the expert, and fills rows.
+__device__ void ScanWarps(const TokenPlanArguments& arguments, const int32_t* counts,
+                          const Shared& shared) {
+  const int experts = arguments.local_experts;
+  for (int e = threadIdx.x; e < experts; e += kThreads) {
+    int32_t before = 0, total = 0;
+    if (gridDim.x > 1) {
+      for (int chunk = 0; chunk < static_cast<int>(gridDim.x); ++chunk) {
+        const int32_t count = counts[int64_t{chunk} * experts + e];
+        if (chunk < static_cast<int>(blockIdx.x)) before += count;
+        total += count;
+      }
+    }
+    for (int w = 0; w < kWarps; ++w) {
+      const int32_t count = shared.positions[w * experts + e];
+      shared.positions[w * experts + e] = before;
+      before += count;
+    }
+    shared.rows[e] = gridDim.x > 1 ? total : before;
+  }
+}
+
+// first_atom and first_tile; returns both totals, atoms in the upper half.
+__device__ uint64_t ScanExperts(const TokenPlanArguments& arguments, const Shared& shared) {
+  __shared__ uint64_t warp_sums[kWarps];
+  const int experts = arguments.local_experts;
+  const int each = (experts + kThreads - 1) / kThreads;
+  const int begin = static_cast<int>(threadIdx.x) * each;
+  const auto size = [&](int e) {
+    const auto atoms = static_cast<uint64_t>(sm90::CeilDiv(shared.rows[e], kAtomRows));
+    return atoms << 32 |
+           static_cast<uint64_t>(sm90::TilesOfExpert(shared.rows[e], arguments.max_tile_rows));
+  };
+  uint64_t own = 0;
+  for (int e = begin; e < begin + each && e < experts; ++e) own += size(e);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  uint64_t inclusive = own;
+  for (int step = 1; step < 32; step *= 2) {
+    const uint64_t left = __shfl_up_sync(kAllLanes, inclusive, step);
+    if (lane >= step) inclusive += left;
+  }
+  if (lane == 31) warp_sums[warp] = inclusive;
+  __syncthreads();
+  uint64_t before = inclusive - own, total = 0;
+  for (int w = 0; w < kWarps; ++w) {
+    if (w < warp) before += warp_sums[w];
+    total += warp_sums[w];
+  }
+  for (int e = begin; e < begin + each && e < experts; ++e) {
+    shared.first_atom[e] = static_cast<int32_t>(before >> 32);
+    shared.first_tile[e] = static_cast<int32_t>(before & 0xffffffffu);
+    before += size(e);
+  }
+  return total;
+}
+
+// Tiles, atoms and padding rows of every gridDim.x-th expert, a warp for each.
+__device__ void WriteTiles(const TokenPlanArguments& arguments, const TokenPlan& plan,
+                           const Shared& shared) {
+  const int lane = threadIdx.x % 32;
+  const int stride = kWarps * static_cast<int>(gridDim.x);
+  for (int e = static_cast<int>(blockIdx.x + gridDim.x * (threadIdx.x / 32));
+       e < arguments.local_experts; e += stride) {
+    const int32_t rows = shared.rows[e];
+    const int32_t first_row = shared.first_atom[e] * static_cast<int32_t>(kAtomRows);
+    const int32_t tiles = sm90::TilesOfExpert(rows, arguments.max_tile_rows);
+    for (int32_t i = 0; i < tiles; ++i) {
+      const sm90::TokenTile tile = sm90::TileOfExpert(e, first_row, rows, i, tiles);
+      const int32_t index = shared.first_tile[e] + i;
+      if (lane == 0) plan.tiles[index] = tile;
+      const auto first_atom = static_cast<int32_t>(tile.row_begin / kAtomRows);
+      const auto atoms = static_cast<int32_t>(tile.rows / kAtomRows);
+      for (int32_t atom = lane; atom < atoms; atom += 32) {
+        plan.tile_of_atom[first_atom + atom] = index;
+      }
+    }
+    const auto padded = static_cast<int32_t>(sm90::CeilDiv(rows, kAtomRows) * kAtomRows);
+    if (rows + lane < padded) plan.slot_of_row[first_row + rows + lane] = -1;
+  }
+}
+
+// One block for each chunk; every block scans the experts for itself.
+__global__ void __launch_bounds__(kThreads)
+    PlanTokens(const TokenPlanArguments arguments, const TokenPlan plan) {
+  extern __shared__ int32_t memory[];
+  const int experts = arguments.local_experts;
+  const Shared shared{memory, memory + kWarps * experts, memory + (kWarps + 1) * experts,
+                      memory + (kWarps + 2) * experts};
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int64_t first = blockIdx.x * kPlanChunkSlots + warp * kSlotsPerWarp + lane;
+  for (int i = threadIdx.x; i < kWarps * experts; i += kThreads) shared.positions[i] = 0;
+  int32_t expert[kSteps];
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) expert[i] = LocalExpertOf(arguments, first + 32 * i);
+  __syncthreads();
+  int32_t* positions = shared.positions + warp * experts;
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) {
+    if (expert[i] >= 0) atomicAdd(&positions[expert[i]], 1);
+  }
+  __syncthreads();
+  ScanWarps(arguments, plan.counts, shared);
+  __syncthreads();
+  const uint64_t totals = ScanExperts(arguments, shared);
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) {
+    const int32_t e = expert[i];
+    const unsigned same = __match_any_sync(kAllLanes, e);
+    const int before = __popc(same & ((1u << lane) - 1));
+    const int32_t position = e >= 0 ? positions[e] + before : 0;
+    __syncwarp();
+    if (e >= 0 && before == 0) positions[e] += __popc(same);
+    __syncwarp();
+    const int64_t slot = first + 32 * i;
+    if (slot >= arguments.slots) continue;
+    const int32_t row =
+        e >= 0 ? shared.first_atom[e] * static_cast<int32_t>(kAtomRows) + position : -1;
+    plan.row_of_slot[slot] = row;
+    if (e >= 0) plan.slot_of_row[row] = static_cast<int32_t>(slot);
+  }
+  WriteTiles(arguments, plan, shared);
+  if (blockIdx.x == 0 && threadIdx.x == 0) {
+    *plan.tile_count = static_cast<int32_t>(totals & 0xffffffffu);
+    *plan.row_count = static_cast<int32_t>((totals >> 32) * kAtomRows);
+  }
+}
+
+int PlanSharedBytes(int64_t experts) {
+  return static_cast<int>((kWarps + 3) * experts * int64_t{sizeof(int32_t)});
+}
+
+}  // namespace
+
+cudaError_t PrepareTokenPlan() {
+  return cudaFuncSetAttribute(PlanTokens, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              PlanSharedBytes(kMaxPlanExperts));
+}
+
+cudaError_t LaunchTokenPlan(const TokenPlanArguments& arguments, const TokenPlan& plan,
+                            cudaStream_t stream) {
+  const auto chunks = static_cast<unsigned>(PlanChunks(arguments.slots));
+  if (chunks > 1) {
+    const auto bytes = static_cast<size_t>(arguments.local_experts) * sizeof(int32_t);
+    CountSlots<<<chunks, kThreads, bytes, stream>>>(arguments, plan.counts);
+  }
+  const auto bytes = static_cast<size_t>(PlanSharedBytes(arguments.local_experts));
+  PlanTokens<<<chunks, kThreads, bytes, stream>>>(arguments, plan);
+  return cudaGetLastError();
+}
+
+}  // namespace halfbyte

@@ -1,0 +1,51 @@
+// The dispatch plan in GPU memory (moe-layer.md §5): which row each slot takes, and the token tiles
+// that the grouped products walk through. Everything is decided on the device, so a captured graph
+// serves any routing.
+//
+// Rows of an expert are in slot order, whatever runs first: positions come from counts and scans,
+// never from an atomic. A slot without a local expert (another rank's, -1, any id outside the
+// table) takes no row.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "kernels/sm90_moe/token_tiles.h"
+
+namespace halfbyte {
+
+inline constexpr int64_t kMaxPlanExperts = 2048;  // local ones
+
+// All in device memory. Sizes follow from the slots and local experts.
+struct TokenPlan {
+  sm90::TokenTile* tiles = nullptr;  // [MaxTokenTiles]
+  int32_t* tile_count = nullptr;     // [1]
+  int32_t* row_count = nullptr;      // [1], padding included
+  int32_t* row_of_slot = nullptr;    // [slots]; -1: no local expert
+  int32_t* slot_of_row = nullptr;    // [MaxTokenRows]; -1: padding; written up to row_count
+  int32_t* tile_of_atom = nullptr;   // [MaxTokenRows / 8]: the tile of rows 8 i .. 8 i + 7
+  int32_t* counts = nullptr;         // [PlanChunks(slots) * experts], scratch
+};
+
+// Pieces in which slots are counted before they are placed.
+inline constexpr int64_t kPlanChunkSlots = 2048;
+constexpr int64_t PlanChunks(int64_t slots) {
+  return (slots + kPlanChunkSlots - 1) / kPlanChunkSlots;
+}
+
+struct TokenPlanArguments {
+  const int32_t* topk_ids = nullptr;         // [slots]
+  int64_t slots = 0;                         // at least 1
+  const int32_t* local_of_global = nullptr;  // [global_experts]; -1: another rank's
+  int32_t global_experts = 0;
+  int32_t local_experts = 0;  // at most kMaxPlanExperts
+  int32_t max_tile_rows = 0;
+};
+
+// Once per device, before the first launch and outside of stream capture.
+cudaError_t PrepareTokenPlan();
+cudaError_t LaunchTokenPlan(const TokenPlanArguments& arguments, const TokenPlan& plan,
+                            cudaStream_t stream);
+
+}  // namespace halfbyte
