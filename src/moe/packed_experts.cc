@@ -15,8 +15,6 @@ bool AreFourBit(const ExpertWeights& e) {
   return IsFourBit(e.gate) && IsFourBit(e.up) && IsFourBit(e.down);
 }
 
-int64_t PackedBytes(const WeightMatrix& w) { return PackedMatrix{w.rows, w.columns}.bytes(); }
-
 }  // namespace
 
 Result<std::optional<PackedExperts>> PackedExperts::Pack(

@@ -1,19 +1,25 @@
-// A 4-bit weight matrix [rows, columns] rearranged once at load, so that the kernels of
-// packed_linear.h read it as one sequential stream. Exactly the 4.5 bits a weight of NVFP4.
+// A weight matrix [rows, columns] rearranged once at load, so that the kernels of packed_linear.h
+// read it as one sequential stream. Panels of 16 rows follow each other; a panel is a sequence of
+// tiles, 16 rows x 64 columns (FP8: 128). In a tile, blocks of 16 columns follow each other. Rows
+// are filled up to 16 and columns to a tile with zeros.
 //
-//   panel   16 rows, all columns; panels follow each other
-//   tile    16 rows x 64 columns of a panel, 576 bytes: 512 of codes, then 64 of block scales
-//   codes   two vectors of 64 bytes for each block of 16 columns; in vector v (0 or 1) byte
-//           4 * row + i holds column 8v + i in its low and 8v + 4 + i in its high nibble
+// kFourBit, 576 bytes a tile, exactly the 4.5 bits a weight of NVFP4: codes, then block scales.
+//   codes   two vectors of 64 bytes for each block; in vector v (0 or 1) byte 4 * row + i holds
+//           column 8v + i in its low and 8v + 4 + i in its high nibble
 //   scales  [4 blocks][16 rows], an E4M3 number as PackedScale: three bits of mantissa below five
-//   of
-//           exponent, bias 10, no subnormal numbers. Shifted left by 20 the byte is an fp32 number,
-//           2^-117 of its value. (Left as subnormals, rare scales below 2^-6 would cost processors
-//           of Intel over a hundred cycles each.)
+//           of exponent, bias 10, no subnormal numbers. Shifted left by 20 the byte is an fp32
+//           number, 2^-117 of its value. (Left as subnormals, rare scales below 2^-6 would cost
+//           processors of Intel over a hundred cycles each.)
+//   NVFP4 keeps every code and scale; the global scale stays beside the bytes. MXFP4 becomes NVFP4
+//   without loss (tensor/mxfp4_to_nvfp4.h) where all its scales lie within 18 binades.
 //
-// Rows are filled up to 16 and columns to 64 with zero codes under zero scales.
-// NVFP4 keeps every code and scale; the global scale stays beside the bytes. MXFP4 becomes
-// NVFP4 without loss (tensor/mxfp4_to_nvfp4.h) where all its scales lie within 18 binades.
+// kBf16, 2048 bytes a tile: bf16 numbers, eight pairs of columns a block, each [16 rows][odd
+//   column, even column]. Numbers below 2^-52 become 0.
+//
+// kFp8, 2112 bytes a tile: E4M3 bytes, then one fp32 scale for each of the 16 rows.
+//   bytes   four vectors of 64 bytes for each block, two pairs in each:
+//           [4 groups of 4 rows][2 pairs of columns][4 rows][odd column, even column]
+//   Not for matrices with a NaN among their bytes or with scales that change within 128 columns.
 #pragma once
 
 #include <bit>
@@ -30,10 +36,23 @@
 
 namespace halfbyte {
 
+enum class PackedFormat : uint8_t { kFourBit, kFp8, kBf16 };
+
 inline constexpr int64_t kPanelRows = 16;
+// Of kFourBit.
 inline constexpr int64_t kTileColumns = 64;
 inline constexpr int64_t kTileCodeBytes = kPanelRows * kTileColumns / 2;
 inline constexpr int64_t kTileBytes = kTileCodeBytes + kPanelRows * kTileColumns / 16;
+
+struct TileShape {
+  int64_t columns;
+  int64_t bytes;
+};
+constexpr TileShape TileOf(PackedFormat format) {
+  return format == PackedFormat::kFourBit ? TileShape{kTileColumns, kTileBytes}
+         : format == PackedFormat::kFp8   ? TileShape{128, kPanelRows * 128 + kPanelRows * 4}
+                                          : TileShape{64, kPanelRows * 64 * 2};
+}
 
 // Any E4M3 byte 0x00..0x7e, and back. 0 stays 0.
 constexpr uint8_t PackedScale(uint8_t e4m3) {
@@ -51,21 +70,29 @@ struct PackedMatrix {
   int64_t rows = 0;
   int64_t columns = 0;  // a multiple of 16
   const uint8_t* data = nullptr;
-  GlobalScale global_scale{1.0f};  // weight = code * block_scale * global_scale
+  GlobalScale global_scale{1.0f};  // of kFourBit: weight = code * block_scale * global_scale
+  PackedFormat format = PackedFormat::kFourBit;
 
   int64_t panels() const { return (rows + kPanelRows - 1) / kPanelRows; }
-  int64_t tiles() const { return (columns + kTileColumns - 1) / kTileColumns; }  // of a panel
-  int64_t bytes() const { return panels() * tiles() * kTileBytes; }
+  int64_t tiles() const {  // of a panel
+    return (columns + TileOf(format).columns - 1) / TileOf(format).columns;
+  }
+  int64_t panel_bytes() const { return tiles() * TileOf(format).bytes; }
+  int64_t bytes() const { return panels() * panel_bytes(); }
 };
 
-// Packs an NVFP4 or MXFP4 matrix into memory of PackedMatrix{w.rows, w.columns}.bytes() that starts
-// at a multiple of 64; parallel over panels. Nothing: an MXFP4 matrix that does not fit (see
-// above). Error: a block scale byte that is NaN or has a sign, naming `name` and the position.
-// Another format or a column count that is no multiple of 16 aborts.
+// How w is packed. Nothing: fp32 and fp16 never are, nor are columns that are no multiple of 16.
+std::optional<PackedFormat> PackedFormatOf(const WeightMatrix& w);
+// Bytes that PackMatrix writes; 0 if it surely packs nothing.
+int64_t PackedBytes(const WeightMatrix& w);
+
+// Packs a matrix into memory of PackedBytes(w) that starts at a multiple of 64; parallel over
+// panels. Nothing: it has no packed form (see above), whatever was written. Error: a block scale
+// byte of NVFP4 or MXFP4 that is NaN or has a sign, naming `name` and the position.
 Result<std::optional<PackedMatrix>> PackMatrix(ThreadPool& pool, const WeightMatrix& w,
                                                uint8_t* memory, std::string_view name);
 
-// The inverse: what was packed, with linear scales.
+// The inverse for kFourBit: what was packed, with linear scales.
 Nvfp4Matrix UnpackMatrix(const PackedMatrix& packed);
 
 }  // namespace halfbyte

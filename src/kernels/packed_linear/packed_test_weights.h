@@ -50,7 +50,7 @@ struct OwnedPacked {
   PackMemory memory;
   PackedMatrix matrix;
 
-  explicit OwnedPacked(const WeightMatrix& w) : memory(PackedMatrix{w.rows, w.columns}.bytes()) {
+  explicit OwnedPacked(const WeightMatrix& w) : memory(PackedBytes(w)) {
     ThreadPool pool(1);
     const auto packed = PackMatrix(pool, w, memory.data(), "test weight");
     HB_CHECK(packed.has_value() && packed->has_value(), "does not fit");
