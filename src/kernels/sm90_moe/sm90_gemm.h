@@ -23,11 +23,22 @@ namespace halfbyte::sm90 {
 
 // How tokens are cut into tiles: the more rows an expert has, the wider. Chosen by the host from
 // the number of tokens; correct for any counts, fast for those it is meant for.
-enum class GemmVariant : int32_t { kDecode, kMiddle, kPrefill };
+enum class GemmVariant : int32_t { kDecode, kMiddle, kWide, kPrefill };
+inline constexpr GemmVariant kGemmVariants[] = {GemmVariant::kDecode, GemmVariant::kMiddle,
+                                                GemmVariant::kWide, GemmVariant::kPrefill};
 
 // The most rows a tile may have. An expert with more is cut into parts of (nearly) equal size.
 constexpr int32_t MaxTileRows(GemmVariant variant) {
-  return variant == GemmVariant::kDecode ? 32 : variant == GemmVariant::kMiddle ? 96 : 192;
+  constexpr int32_t kRows[] = {32, 64, 128, 192};
+  return kRows[static_cast<int32_t>(variant)];
+}
+// For `slots` rows that spread evenly over `experts`: room for the unevenness of uniform routing.
+constexpr GemmVariant GemmVariantFor(int64_t slots, int64_t experts) {
+  const int64_t mean = CeilDiv(slots, experts < 1 ? 1 : experts);
+  return mean <= 16    ? GemmVariant::kDecode
+         : mean <= 52  ? GemmVariant::kMiddle
+         : mean <= 100 ? GemmVariant::kWide
+                       : GemmVariant::kPrefill;
 }
 
 struct GemmArguments {

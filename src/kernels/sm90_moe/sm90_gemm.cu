@@ -1,0 +1,67 @@
+#include "kernels/sm90_moe/sm90_gemm.h"
+#include "kernels/sm90_moe/sm90_gemm_launch.cuh"
+
+namespace halfbyte::sm90 {
+namespace {
+
+// Calls `use` with the kernels of a variant.
+template <class Use>
+cudaError_t WithKernels(GemmVariant variant, const Use& use) {
+  switch (variant) {
+    case GemmVariant::kDecode:
+      return use(GemmKernels<DecodeConfig>{});
+    case GemmVariant::kMiddle:
+      return use(GemmKernels<MiddleConfig>{});
+    case GemmVariant::kWide:
+      return use(GemmKernels<WideConfig>{});
+    case GemmVariant::kPrefill:
+      return use(GemmKernels<PrefillConfig>{});
+  }
+  return cudaErrorInvalidValue;
+}
+
+static_assert(DecodeConfig::N::kLargest == MaxTileRows(GemmVariant::kDecode));
+static_assert(MiddleConfig::N::kLargest == MaxTileRows(GemmVariant::kMiddle));
+static_assert(WideConfig::N::kLargest == MaxTileRows(GemmVariant::kWide));
+static_assert(PrefillConfig::N::kLargest == MaxTileRows(GemmVariant::kPrefill));
+
+// The blocks of a launch: one per multiprocessor.
+cudaError_t Multiprocessors(int& count) {
+  int device = 0;
+  const cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess) return error;
+  return cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+}
+
+}  // namespace
+
+cudaError_t PrepareGemms() {
+  for (const GemmVariant variant : kGemmVariants) {
+    const cudaError_t error =
+        WithKernels(variant, [](auto kernels) { return decltype(kernels)::Prepare(); });
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
+
+cudaError_t LaunchGateUp(const GateUpArguments& arguments, GemmVariant variant, Launch launch,
+                         cudaStream_t stream) {
+  int blocks = 0;
+  const cudaError_t error = Multiprocessors(blocks);
+  if (error != cudaSuccess) return error;
+  return WithKernels(variant, [&](auto kernels) {
+    return decltype(kernels)::GateUp(arguments, blocks, launch, stream);
+  });
+}
+
+cudaError_t LaunchDown(const DownArguments& arguments, GemmVariant variant, Launch launch,
+                       cudaStream_t stream) {
+  int blocks = 0;
+  const cudaError_t error = Multiprocessors(blocks);
+  if (error != cudaSuccess) return error;
+  return WithKernels(variant, [&](auto kernels) {
+    return decltype(kernels)::Down(arguments, blocks, launch, stream);
+  });
+}
+
+}  // namespace halfbyte::sm90

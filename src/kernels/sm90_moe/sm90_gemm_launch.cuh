@@ -1,0 +1,89 @@
+// From the arguments of sm90_gemm.h to a launch of one kernel.
+#pragma once
+
+#include "kernels/sm90_moe/sm90_gemm_kernel.cuh"
+
+namespace halfbyte::sm90 {
+
+// A variant's two kernels. One source file instantiates it.
+template <class Config>
+struct GemmKernels {
+  static cudaError_t Prepare() {
+    for (const void* kernel : {reinterpret_cast<const void*>(GemmKernel<Config, GateUpEpilogue>),
+                               reinterpret_cast<const void*>(GemmKernel<Config, DownEpilogue>)}) {
+      const cudaError_t error = cudaFuncSetAttribute(
+          kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kSharedBytes);
+      if (error != cudaSuccess) return error;
+    }
+    return cudaSuccess;
+  }
+
+  static cudaError_t GateUp(const GateUpArguments& a, int blocks, Launch launch,
+                            cudaStream_t stream) {
+    const PackedShape shape = a.gemm.shape.gate_up();
+    const GateUpEpilogue::Arguments out{a.alpha_gate,
+                                        a.alpha_up,
+                                        a.gemm.row_scale,
+                                        a.row_weight,
+                                        a.limit,
+                                        a.swiglu_alpha,
+                                        a.swiglu_add,
+                                        a.h_image,
+                                        PaddedK(a.gemm.shape.intermediate) * 2,
+                                        static_cast<int>(shape.strips),
+                                        static_cast<int>(shape.strips / 2)};
+    return Start(GemmKernel<Config, GateUpEpilogue>, Operands(a.gemm, shape, 0, a.image), out,
+                 blocks, launch, stream);
+  }
+
+  static cudaError_t Down(const DownArguments& a, int blocks, Launch launch, cudaStream_t stream) {
+    const ExpertShape& expert = a.gemm.shape;
+    const DownEpilogue::Arguments out{a.alpha, a.gemm.row_scale, a.slot_values, expert.hidden};
+    return Start(GemmKernel<Config, DownEpilogue>,
+                 Operands(a.gemm, expert.down(), expert.down_offset(), a.image), out, blocks,
+                 launch, stream);
+  }
+
+ private:
+  static GemmOperands Operands(const GemmArguments& gemm, const PackedShape& shape, int64_t offset,
+                               const uint8_t* image) {
+    return {gemm.experts + offset,
+            gemm.shape.bytes(),
+            static_cast<int>(shape.strips),
+            static_cast<int>(shape.k_blocks()),
+            image,
+            gemm.tiles,
+            gemm.tile_count};
+  }
+
+  template <class Out>
+  static cudaError_t Start(void (*kernel)(GemmOperands, Out), const GemmOperands& operands,
+                           const Out& out, int blocks, Launch launch, cudaStream_t stream) {
+    cudaLaunchAttribute dependent = {};
+    dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    dependent.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(static_cast<unsigned>(blocks));
+    config.blockDim = dim3(Config::kThreads);
+    config.dynamicSmemBytes = Config::kSharedBytes;
+    config.stream = stream;
+    config.attrs = &dependent;
+    config.numAttrs = launch == Launch::kDependent ? 1 : 0;
+    return cudaLaunchKernelEx(&config, kernel, operands, out);
+  }
+};
+
+// The configurations of the variants (hopper-moe.md measured W and stages: 256-row tiles stream
+// best, 192-row tiles multiply best). With more widths in one kernel ptxas runs out of registers
+// and puts wgmma instructions in series (note C7512); nothing but its notes tells.
+using DecodeConfig = GemmConfig<4, 2, Raster::kRuns, Widths<8, 16, 32>>;
+using MiddleConfig = GemmConfig<4, 2, Raster::kInterleaved, Widths<48, 64>>;
+using WideConfig = GemmConfig<3, 1, Raster::kInterleaved, Widths<96, 128>>;
+using PrefillConfig = GemmConfig<3, 1, Raster::kInterleaved, Widths<192>>;
+
+extern template struct GemmKernels<DecodeConfig>;
+extern template struct GemmKernels<MiddleConfig>;
+extern template struct GemmKernels<WideConfig>;
+extern template struct GemmKernels<PrefillConfig>;
+
+}  // namespace halfbyte::sm90

@@ -1,0 +1,132 @@
+// The instructions of sm_90a that the GEMMs are made of, one function each.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace halfbyte::sm90 {
+
+__device__ __forceinline__ uint32_t SharedAddress(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// Barriers in shared memory: `count` arrivals and all announced bytes complete a phase.
+__device__ __forceinline__ void BarrierInit(uint32_t barrier, uint32_t count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+__device__ __forceinline__ void BarrierInitFence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ __forceinline__ void BarrierArrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void BarrierArriveExpecting(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+// Returns when the phase of this parity is complete.
+__device__ __forceinline__ void BarrierWait(uint32_t barrier, uint32_t parity) {
+  uint32_t done = 0;
+  do {
+    asm volatile(
+        "{\n.reg .pred p;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n}\n"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+  } while (done == 0);
+}
+
+// Copies from global to shared memory that complete on a barrier. Addresses and sizes are multiples
+// of 16.
+__device__ __forceinline__ void BulkLoad(uint32_t to, const void* from, uint32_t bytes,
+                                         uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(to),
+      "l"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+// For what nobody reads again: weights give way in the L2 cache to everything else.
+__device__ __forceinline__ uint64_t EvictFirst() {
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+__device__ __forceinline__ void BulkLoadHinted(uint32_t to, const void* from, uint32_t bytes,
+                                               uint32_t barrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1], %2, [%3], %4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
+}
+
+// Programmatic dependent launch: the kernels before this one have ended and their writes are seen;
+// and the kernel after this one may start.
+__device__ __forceinline__ void WaitForPredecessor() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+__device__ __forceinline__ void LetSuccessorStart() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+// What others wrote by ordinary stores, before a bulk copy reads it.
+__device__ __forceinline__ void GlobalProxyFence() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
+template <int kRegisters>
+__device__ __forceinline__ void TakeRegisters() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void GiveRegisters() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+__device__ __forceinline__ uint4 LoadShared16(uint32_t address) {
+  uint4 v;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(address)
+               : "memory");
+  return v;
+}
+// An 8 x 8 matrix of 16-bit numbers over the lanes of a warp, transposed.
+__device__ __forceinline__ uint32_t Transpose8x8(uint32_t pair) {
+  uint32_t out;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(pair));
+  return out;
+}
+// NaN stays NaN.
+__device__ __forceinline__ float MinNan(float a, float b) {
+  float out;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(out) : "f"(a), "f"(b));
+  return out;
+}
+__device__ __forceinline__ float MaxNan(float a, float b) {
+  float out;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(out) : "f"(a), "f"(b));
+  return out;
+}
+
+__device__ __forceinline__ void WgmmaFence() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void WgmmaCommit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+// Returns when at most kPending groups are unfinished.
+template <int kPending>
+__device__ __forceinline__ void WgmmaWait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+// Atoms of 8 rows x 128 bytes with exchanged pieces (sm90_layout.h), one after the other.
+__device__ __forceinline__ uint64_t WgmmaDescriptor(uint32_t address) {
+  return uint64_t{(address & 0x3ffffu) >> 4} | uint64_t{1} << 16 | uint64_t{1024 >> 4} << 32 |
+         uint64_t{1} << 62;
+}
+
+}  // namespace halfbyte::sm90
