@@ -5,6 +5,7 @@
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/cuda_stream.h"
 #include "device/cuda/device_buffer.h"
+#include "device/cuda/gpu_test.h"
 
 namespace halfbyte {
 namespace {
@@ -16,52 +17,40 @@ TEST(CudaDevice, AnErrorSaysWhatFailedAndWhy) {
   EXPECT_EQ(failed.error().message, "copy: invalid argument (cudaErrorInvalidValue)");
 }
 
-class OnTheGpu : public testing::Test {
- protected:
-  void SetUp() override {
-    const auto device = CudaDevice::Open();
-    if (!device) GTEST_SKIP() << device.error().message;
-  }
-};
-
-TEST_F(OnTheGpu, RefusesADeviceThatIsNotThere) {
-  const auto device = CudaDevice::Open(64);
-  ASSERT_FALSE(device.has_value());
-  EXPECT_NE(device.error().message.find("no GPU 64"), std::string::npos);
+TEST_F(GpuTest, RefusesADeviceThatIsNotThere) {
+  const auto missing = CudaDevice::Open(64);
+  ASSERT_FALSE(missing.has_value());
+  EXPECT_NE(missing.error().message.find("no GPU 64"), std::string::npos);
 }
 
-TEST_F(OnTheGpu, MoreMemoryThanThereIsIsAnErrorWithNumbers) {
+TEST_F(GpuTest, MoreMemoryThanThereIsIsAnErrorWithNumbers) {
   const auto buffer = DeviceBuffer::Allocate(int64_t{1} << 45, "experts");
   ASSERT_FALSE(buffer.has_value());
   EXPECT_NE(buffer.error().message.find("experts: 35184372088832 bytes"), std::string::npos);
   EXPECT_TRUE(DeviceBuffer::Allocate(16, "after it").has_value());
 }
 
-TEST_F(OnTheGpu, AGraphRunsWhenItIsLaunched) {
-  const auto stream = CudaStream::Create();
-  ASSERT_TRUE(stream.has_value());
+TEST_F(GpuTest, AGraphRunsWhenItIsLaunched) {
   const std::vector<uint8_t> zeros(256, 0);
   const auto buffer = DeviceBuffer::Upload(zeros.data(), 256, "test");
   ASSERT_TRUE(buffer.has_value());
-  const auto graph = CudaGraph::Capture(*stream, [&] {
-    return CudaStatus(cudaMemsetAsync(buffer->data(), 7, 256, stream->get()), "set");
+  const auto graph = CudaGraph::Capture(stream, [&] {
+    return CudaStatus(cudaMemsetAsync(buffer->data(), 7, 256, stream.get()), "set");
   });
   ASSERT_TRUE(graph.has_value()) << graph.error().message;
   std::vector<uint8_t> read(256, 9);
   const auto copy = [&] { cudaMemcpy(read.data(), buffer->data(), 256, cudaMemcpyDeviceToHost); };
   copy();
   EXPECT_EQ(read, zeros);
-  ASSERT_TRUE(graph->Launch(*stream).has_value());
-  ASSERT_TRUE(stream->Synchronize().has_value());
+  ASSERT_TRUE(graph->Launch(stream).has_value());
+  ASSERT_TRUE(stream.Synchronize().has_value());
   copy();
   EXPECT_EQ(read, std::vector<uint8_t>(256, 7));
 }
 
-TEST_F(OnTheGpu, ACaptureThatWaitsIsAnError) {
-  const auto stream = CudaStream::Create();
-  ASSERT_TRUE(stream.has_value());
-  const auto graph = CudaGraph::Capture(*stream, [&]() -> Status {
-    return CudaStatus(cudaStreamSynchronize(stream->get()), "waiting");
+TEST_F(GpuTest, ACaptureThatWaitsIsAnError) {
+  const auto graph = CudaGraph::Capture(stream, [&]() -> Status {
+    return CudaStatus(cudaStreamSynchronize(stream.get()), "waiting");
   });
   EXPECT_FALSE(graph.has_value());
   (void)cudaGetLastError();
