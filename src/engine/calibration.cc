@@ -70,7 +70,7 @@ Status RunSequence(Transformer& model, std::span<const int32_t> tokens,
     const int64_t count = std::min(model.options().batch_tokens, total - first);
     const BatchItem item{&sequence,
                          tokens.subspan(static_cast<size_t>(first), static_cast<size_t>(count)),
-                         BatchItem::Logits::kNone};
+                         LogitsWanted::kNone};
     HB_ASSIGN_OR_RETURN(const auto logits, model.Forward(*cache, {&item, 1}));
     HB_CHECK(logits.rows == 0, "{} rows of logits", logits.rows);
     progress(count);

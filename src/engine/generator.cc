@@ -37,11 +37,11 @@ Result<MatrixView<const float>> Prefill(Transformer& model, KvCache& cache, Sequ
                                         std::span<const int32_t> prompt) {
   const size_t chunk = static_cast<size_t>(model.options().batch_tokens);
   while (prompt.size() > chunk) {
-    const BatchItem item{&sequence, prompt.first(chunk), BatchItem::Logits::kNone};
+    const BatchItem item{&sequence, prompt.first(chunk), LogitsWanted::kNone};
     HB_RETURN_IF_ERROR(model.Forward(cache, {&item, 1}));
     prompt = prompt.subspan(chunk);
   }
-  const BatchItem item{&sequence, prompt, BatchItem::Logits::kLast};
+  const BatchItem item{&sequence, prompt, LogitsWanted::kLast};
   return model.Forward(cache, {&item, 1});
 }
 
@@ -73,7 +73,7 @@ Result<GenerateResult> Generate(Transformer& model, const GenerateRequest& reque
       break;
     }
     if (std::ssize(result.tokens) == max_tokens) break;
-    const BatchItem item{&sequence, {&token, 1}, BatchItem::Logits::kLast};
+    const BatchItem item{&sequence, {&token, 1}, LogitsWanted::kLast};
     HB_ASSIGN_OR_RETURN(logits, model.Forward(*cache, {&item, 1}));
   }
   result.generate_seconds = SecondsSince(start);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "engine/output.h"
 #include "engine/sampler.h"
 #include "model/transformer.h"
 
@@ -19,8 +20,6 @@ struct GenerateRequest {
   SamplingParams sampling;
   std::vector<int64_t> stop_ids;  // end the text; the one that came is in the result
 };
-
-enum class FinishReason { kStop, kLength };
 
 struct GenerateResult {
   std::vector<int32_t> tokens;

@@ -40,7 +40,7 @@ Status ForEachLogits(Transformer& model, std::span<const int32_t> tokens,
     const int64_t count = std::min(wanted, total - first);
     const BatchItem item{&sequence,
                          tokens.subspan(static_cast<size_t>(first), static_cast<size_t>(count)),
-                         BatchItem::Logits::kAll};
+                         LogitsWanted::kAll};
     HB_ASSIGN_OR_RETURN(const auto logits, model.Forward(*cache, {&item, 1}));
     HB_RETURN_IF_ERROR(CheckFinite(first, logits));
     HB_RETURN_IF_ERROR(sink(first, logits));

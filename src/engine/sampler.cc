@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
+#include <unordered_set>
 #include <vector>
 
 #include "base/check.h"
@@ -106,21 +107,55 @@ size_t Draw(std::span<const double> q, double u) {
   return last;  // u * sum was rounded up to the sum
 }
 
-Status CheckRange(const char* field, double value, bool ok, const char* range) {
-  if (ok) return {};
-  return MakeError("{} is {}; allowed is {}", field, value, range);
+Status ValidateBiases(std::span<const LogitBias> biases) {
+  constexpr size_t kMostBiases = 1024;
+  if (biases.size() > kMostBiases) {
+    return MakeError("logit_bias is a list of {}; allowed are {}", biases.size(), kMostBiases);
+  }
+  std::unordered_set<int32_t> seen;
+  for (const LogitBias& bias : biases) {
+    if (!(bias.bias >= -100 && bias.bias <= 100)) {
+      return MakeError("logit_bias is {} for token {}; allowed is -100 to 100", bias.bias,
+                       bias.token);
+    }
+    if (!seen.insert(bias.token).second) {
+      return MakeError("logit_bias is given twice for token {}", bias.token);
+    }
+  }
+  return {};
 }
 
 }  // namespace
 
 Status Validate(const SamplingParams& params) {
-  const auto& [temperature, top_p, top_k, min_p, any_seed] = params;
-  HB_RETURN_IF_ERROR(
-      CheckRange("temperature", temperature, temperature >= 0 && temperature <= 2, "0 to 2"));
-  HB_RETURN_IF_ERROR(CheckRange("top_p", top_p, top_p > 0 && top_p <= 1, "above 0, up to 1"));
-  HB_RETURN_IF_ERROR(CheckRange("min_p", min_p, min_p >= 0 && min_p <= 1, "0 to 1"));
-  if (top_k < -1) return MakeError("top_k is {}; allowed is -1 or 0 (off), or 1 and more", top_k);
-  return {};
+  const auto within = [](double value, double low, double high) {
+    return value >= low && value <= high;
+  };
+  const struct {
+    const char* field;
+    double value;
+    bool ok;
+    const char* range;
+  } checks[] = {
+      {"temperature", params.temperature, within(params.temperature, 0, 2), "0 to 2"},
+      {"top_p", params.top_p, params.top_p > 0 && params.top_p <= 1, "above 0, up to 1"},
+      {"min_p", params.min_p, within(params.min_p, 0, 1), "0 to 1"},
+      {"repetition_penalty", params.repetition_penalty,
+       params.repetition_penalty > 0 && params.repetition_penalty <= 10, "above 0, up to 10"},
+      {"frequency_penalty", params.frequency_penalty, within(params.frequency_penalty, -2, 2),
+       "-2 to 2"},
+      {"presence_penalty", params.presence_penalty, within(params.presence_penalty, -2, 2),
+       "-2 to 2"},
+  };
+  for (const auto& check : checks) {
+    if (!check.ok) {
+      return MakeError("{} is {}; allowed is {}", check.field, check.value, check.range);
+    }
+  }
+  if (params.top_k < -1) {
+    return MakeError("top_k is {}; allowed is -1 or 0 (off), or 1 and more", params.top_k);
+  }
+  return ValidateBiases(params.logit_bias);
 }
 
 Result<int> Sample(std::span<const float> logits, const SamplingParams& params,

@@ -4,10 +4,16 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "base/result.h"
 
 namespace halfbyte {
+
+struct LogitBias {
+  int32_t token = 0;
+  double bias = 0;  // [-100, 100]
+};
 
 struct SamplingParams {
   double temperature = 1.0;  // [0, 2]; 0 takes the best token, the lowest id on ties
@@ -15,6 +21,12 @@ struct SamplingParams {
   int64_t top_k = 0;         // -1 and 0 are off, else >= 1
   double min_p = 0.0;        // [0, 1]; 0 is off
   uint64_t seed = 0;         // of the random numbers
+
+  // Applied to the logits before all of the above (logit_rules.h).
+  double repetition_penalty = 1.0;    // (0, 10]; 1 is off
+  double frequency_penalty = 0.0;     // [-2, 2]; 0 is off
+  double presence_penalty = 0.0;      // [-2, 2]; 0 is off
+  std::vector<LogitBias> logit_bias;  // each id once, at most 1024
 };
 
 // Error naming the field, its value and the range.

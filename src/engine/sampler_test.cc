@@ -116,6 +116,16 @@ TEST(Sampler, NamesTheParameterThatIsOutOfRange) {
       {{.min_p = -0.1}, "min_p"},
       {{.min_p = 1.1}, "min_p"},
       {{.min_p = nan}, "min_p"},
+      {{.repetition_penalty = 0}, "repetition_penalty"},
+      {{.repetition_penalty = 10.1}, "repetition_penalty"},
+      {{.repetition_penalty = nan}, "repetition_penalty"},
+      {{.frequency_penalty = -2.1}, "frequency_penalty"},
+      {{.presence_penalty = 2.1}, "presence_penalty"},
+      {{.presence_penalty = nan}, "presence_penalty"},
+      {{.logit_bias = {{3, 100.5}}}, "logit_bias"},
+      {{.logit_bias = {{3, nan}}}, "logit_bias"},
+      {{.logit_bias = {{3, 1}, {3, 2}}}, "logit_bias"},
+      {{.logit_bias = std::vector<LogitBias>(1025)}, "logit_bias"},
   };
   for (const auto& test : cases) {
     const auto result = Sample(std::vector<float>{1, 2}, test.params, 0, 0);

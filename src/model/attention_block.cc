@@ -127,16 +127,16 @@ void AttentionBlock::Forward(const Step& step, MatrixView<const float> x,
   StoreWindow(step, x);
   if (compressor_) {
     StoreCompressed(step, x, *compressor_, step.cache->kv_row(),
-                    [&](const Sequence& sequence, CompressorSequence& s) {
-                      s.ring = step.cache->AttentionRing(sequence, layer_);
-                      s.entries = step.cache->CompressedRows(sequence, layer_);
+                    [&](const SequencePages& pages, CompressorSequence& s) {
+                      s.ring = step.cache->AttentionRing(pages, layer_);
+                      s.entries = step.cache->CompressedRows(pages, layer_);
                     });
   }
   if (indexer_) {
     StoreCompressed(step, x, indexer_->compressor, step.cache->index_row(),
-                    [&](const Sequence& sequence, CompressorSequence& s) {
-                      s.ring = step.cache->IndexerRing(sequence, layer_);
-                      s.entries = step.cache->IndexRows(sequence, layer_);
+                    [&](const SequencePages& pages, CompressorSequence& s) {
+                      s.ring = step.cache->IndexerRing(pages, layer_);
+                      s.entries = step.cache->IndexRows(pages, layer_);
                     });
   }
 
@@ -163,10 +163,10 @@ void AttentionBlock::Forward(const Step& step, MatrixView<const float> x,
   const MatrixView<float> attended = step.arena->Matrix(step.tokens, q.columns);
   Attention(context, shape,
             JoinSequences<AttentionSequence>(step,
-                                             [&](const Sequence& sequence, AttentionSequence& s) {
-                                               s.window = step.cache->WindowRows(sequence, layer_);
+                                             [&](const SequencePages& pages, AttentionSequence& s) {
+                                               s.window = step.cache->WindowRows(pages, layer_);
                                                s.compressed =
-                                                   step.cache->CompressedRows(sequence, layer_);
+                                                   step.cache->CompressedRows(pages, layer_);
                                              }),
             selection, q, step.rounding, attended);
   // Values carry the rotation of their own positions; turning back by the query's leaves the
@@ -200,8 +200,8 @@ void AttentionBlock::StoreWindow(const Step& step, MatrixView<const float> x) co
             step.rounding, rows);
   StoreKvRows(*step.context, step.cache->kv_row(),
               JoinSequences<WindowSequence>(step,
-                                            [&](const Sequence& sequence, WindowSequence& s) {
-                                              s.rows = step.cache->WindowRows(sequence, layer_);
+                                            [&](const SequencePages& pages, WindowSequence& s) {
+                                              s.rows = step.cache->WindowRows(pages, layer_);
                                             }),
               rows);
 }
@@ -238,8 +238,8 @@ void AttentionBlock::Select(const Step& step, MatrixView<const float> x,
                  .row = step.cache->index_row(),
                  .reference_entries = step.reference_tokens / kind_.compress_rate},
                 JoinSequences<IndexerSequence>(step,
-                                               [&](const Sequence& sequence, IndexerSequence& s) {
-                                                 s.keys = step.cache->IndexRows(sequence, layer_);
+                                               [&](const SequencePages& pages, IndexerSequence& s) {
+                                                 s.keys = step.cache->IndexRows(pages, layer_);
                                                }),
                 q, weights, indices, counts);
 }

@@ -130,7 +130,7 @@ std::vector<float> LogitsInChunks(Transformer& model, const std::vector<int32_t>
   for (size_t i = 0; !rest.empty(); ++i) {
     const int64_t size =
         std::min(chunks[std::min(i, chunks.size() - 1)], static_cast<int64_t>(rest.size()));
-    const BatchItem item{&sequence, rest.first(static_cast<size_t>(size)), BatchItem::Logits::kAll};
+    const BatchItem item{&sequence, rest.first(static_cast<size_t>(size)), LogitsWanted::kAll};
     const auto logits = model.Forward(*cache, {&item, 1});
     if (!logits) throw std::runtime_error(logits.error().message);
     all.insert(all.end(), logits->data, logits->data + logits->rows * logits->columns);
@@ -151,7 +151,7 @@ TEST_P(GoldenModel, EveryLayerAndTheLogitsMatchTheReference) {  // R114, R124, R
   const auto cache = *model->NewCache({.context_tokens = std::ssize(golden.tokens())});
   Sequence sequence = *cache->NewSequence();
   CompareLayers compare(golden);
-  const BatchItem item{&sequence, golden.tokens(), BatchItem::Logits::kAll};
+  const BatchItem item{&sequence, golden.tokens(), LogitsWanted::kAll};
   const auto logits = model->Forward(*cache, {&item, 1}, &compare);
   ASSERT_TRUE(logits) << logits.error().message;
   ExpectNear("logits", *logits, golden.Floats("logits"));
@@ -209,7 +209,7 @@ TEST_P(GoldenModel, SequencesOfARaggedBatchDoNotSeeEachOther) {  // R123
       batch.push_back(
           {&sequences[i],
            std::span(prompts[i]).subspan(static_cast<size_t>(done), static_cast<size_t>(count)),
-           BatchItem::Logits::kAll});
+           LogitsWanted::kAll});
       owners.push_back(i);
     }
     if (batch.empty()) break;
@@ -272,7 +272,7 @@ TEST(Transformer, ASnapshotContinuesExactly) {
   }
   Sequence second = *cache->Continue(*snapshot);
   EXPECT_EQ(second.position(), 256);
-  const BatchItem rest{&second, tokens.subspan(256), BatchItem::Logits::kAll};
+  const BatchItem rest{&second, tokens.subspan(256), LogitsWanted::kAll};
   const auto logits = *model->Forward(*cache, {&rest, 1});
   const int64_t vocab = logits.columns;
   EXPECT_TRUE(

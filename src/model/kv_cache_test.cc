@@ -49,10 +49,10 @@ std::unique_ptr<KvCache> Make(const KvCacheLimits& limits,
 
 struct FreeCounts {
   int64_t blocks, pages, slots;
-  explicit FreeCounts(const KvCache& cache)
-      : blocks(cache.free_context_blocks()),
-        pages(cache.free_window_pages()),
-        slots(cache.free_state_slots()) {}
+  explicit FreeCounts(KvCache& cache)
+      : blocks(cache.pages().free().context_blocks),
+        pages(cache.pages().free().window_pages),
+        slots(cache.pages().free().state_slots) {}
   friend bool operator==(const FreeCounts&, const FreeCounts&) = default;
 };
 
@@ -60,9 +60,9 @@ struct FreeCounts {
 void Grow(KvCache& cache, Sequence& sequence, int64_t tokens, int64_t chunk = 64) {
   for (; tokens > 0; tokens -= chunk) {
     const int64_t count = std::min(tokens, chunk);
-    const Status status = cache.Reserve(sequence, count);
+    const Status status = cache.pages().Reserve(sequence, count);
     ASSERT_TRUE(status.has_value()) << status.error().message;
-    cache.Advance(sequence, count);
+    cache.pages().Advance(sequence, count);
   }
 }
 
@@ -74,15 +74,15 @@ TEST(KvCache,
   };
   const auto flash = create(Flash()), pro = create(Pro());
   // Main layers only; each draft layer would add 64 * 584 = 37,376.
-  EXPECT_EQ(flash->window_page_bytes(), 1607168);
-  EXPECT_EQ(pro->window_page_bytes(), 2279936);
+  EXPECT_EQ(flash->memory().window_page_bytes(), 1607168);
+  EXPECT_EQ(pro->memory().window_page_bytes(), 2279936);
   // server.md counts FP8 index rows of 132 bytes, ours are MXFP4 of 68.
-  EXPECT_EQ(flash->context_block_bytes(), 985664 - 21 * 64 * (132 - 68));
-  EXPECT_EQ(pro->context_block_bytes(), 1410928 - 30 * 64 * (132 - 68));
-  EXPECT_EQ(static_cast<double>(flash->context_block_bytes()) / 256, 3514.25);
-  EXPECT_EQ(static_cast<double>(pro->context_block_bytes()) / 256, 5031.4375);
-  EXPECT_EQ(flash->state_slot_bytes(), 12206080);
-  EXPECT_EQ(pro->state_slot_bytes(), 18710528);
+  EXPECT_EQ(flash->memory().context_block_bytes(), 985664 - 21 * 64 * (132 - 68));
+  EXPECT_EQ(pro->memory().context_block_bytes(), 1410928 - 30 * 64 * (132 - 68));
+  EXPECT_EQ(static_cast<double>(flash->memory().context_block_bytes()) / 256, 3514.25);
+  EXPECT_EQ(static_cast<double>(pro->memory().context_block_bytes()) / 256, 5031.4375);
+  EXPECT_EQ(flash->memory().state_slot_bytes(), 12206080);
+  EXPECT_EQ(pro->memory().state_slot_bytes(), 18710528);
 }
 
 TEST(KvCache, AThousandTokensHoldWhatTheCaseSays) {  // kv-rows-1000, MDL-08
@@ -91,11 +91,11 @@ TEST(KvCache, AThousandTokensHoldWhatTheCaseSays) {  // kv-rows-1000, MDL-08
   const FreeCounts before(*cache);
   Grow(*cache, sequence, 1000);
   // 250 entries at rate 4 and 7 at rate 128, in 4 blocks; 128 window rows, in 3 pages at most.
-  EXPECT_EQ(before.blocks - cache->free_context_blocks(), 4);
-  EXPECT_EQ(cache->CompressedRows(sequence, 1).rows_per_page, 64);
-  EXPECT_EQ(cache->IndexRows(sequence, 1).rows_per_page, 64);
-  EXPECT_EQ(cache->CompressedRows(sequence, 2).rows_per_page, 2);
-  EXPECT_LE(before.pages - cache->free_window_pages(), 3);
+  EXPECT_EQ(before.blocks - cache->pages().free().context_blocks, 4);
+  EXPECT_EQ(cache->memory().CompressedRows(sequence.pages(), 1).rows_per_page, 64);
+  EXPECT_EQ(cache->memory().IndexRows(sequence.pages(), 1).rows_per_page, 64);
+  EXPECT_EQ(cache->memory().CompressedRows(sequence.pages(), 2).rows_per_page, 2);
+  EXPECT_LE(before.pages - cache->pages().free().window_pages, 3);
 }
 
 TEST(KvCache, AdmitsExactlyTheContextItWasMadeFor) {
@@ -103,8 +103,8 @@ TEST(KvCache, AdmitsExactlyTheContextItWasMadeFor) {
     const auto cache = Make({.sequences = 1, .context_tokens = tokens, .batch_tokens = 64});
     Sequence sequence = *cache->NewSequence();
     int64_t admitted = 0;
-    while (cache->Reserve(sequence, 1)) {
-      cache->Advance(sequence, 1);
+    while (cache->pages().Reserve(sequence, 1)) {
+      cache->pages().Advance(sequence, 1);
       ++admitted;
     }
     EXPECT_EQ(admitted, (tokens + 255) / 256 * 256);
@@ -140,9 +140,9 @@ TEST(KvCache, WindowPagesSufficeForEveryBatchItWasMadeFor) {
     }
     for (int64_t shift = 0; shift < 64; ++shift) {
       for (Sequence& sequence : alive) {
-        EXPECT_TRUE(cache->Reserve(sequence, batch / 4)) << "batch " << batch;
+        EXPECT_TRUE(cache->pages().Reserve(sequence, batch / 4)) << "batch " << batch;
       }
-      for (Sequence& sequence : alive) cache->Advance(sequence, 1);
+      for (Sequence& sequence : alive) cache->pages().Advance(sequence, 1);
     }
   }
 }
@@ -153,18 +153,18 @@ TEST(KvCache, WindowPagesAreFreedOnceOutOfReachAndNeverEarlier) {
     config.sliding_window = window;
     std::mt19937 random(static_cast<uint32_t>(window));
     const auto cache = Make({.sequences = 1, .context_tokens = 4096, .batch_tokens = 300}, config);
-    const int64_t all = cache->free_window_pages();
+    const int64_t all = cache->pages().free().window_pages;
     Sequence sequence = *cache->NewSequence();
     while (sequence.position() < 3000) {
       const int64_t count = 1 + static_cast<int64_t>(random() % (random() % 4 == 0 ? 300 : 5));
-      ASSERT_TRUE(cache->Reserve(sequence, count));
+      ASSERT_TRUE(cache->pages().Reserve(sequence, count));
       const int64_t old = sequence.position();
-      const int32_t* table = cache->WindowRows(sequence, 0).table;
+      const int32_t* table = cache->memory().WindowRows(sequence.pages(), 0).table;
       // During the call the first query, at `old`, reaches back to old - window + 1.
       for (int64_t p = std::max<int64_t>(0, old - window + 1); p < old + count; ++p) {
         ASSERT_GE(table[p / 64], 0) << "position " << p << " is gone for the query at " << old;
       }
-      cache->Advance(sequence, count);
+      cache->pages().Advance(sequence, count);
       const int64_t position = sequence.position();
       int64_t held = 0;
       for (int64_t page = 0; page * 64 < position; ++page) {
@@ -172,7 +172,7 @@ TEST(KvCache, WindowPagesAreFreedOnceOutOfReachAndNeverEarlier) {
         ASSERT_EQ(table[page] >= 0, reachable) << "page " << page << " at " << position;
         held += reachable ? 1 : 0;
       }
-      ASSERT_EQ(all - cache->free_window_pages(), held);
+      ASSERT_EQ(all - cache->pages().free().window_pages, held);
     }
   }
 }
@@ -182,14 +182,14 @@ TEST(KvCache, AnExhaustedPoolIsAnErrorAndChangesNothing) {
   Sequence sequence = *cache->NewSequence();
   Grow(*cache, sequence, 100);
   const FreeCounts before(*cache);
-  const Status blocks = cache->Reserve(sequence, 700);  // more blocks than there are
+  const Status blocks = cache->pages().Reserve(sequence, 700);  // more blocks than there are
   ASSERT_FALSE(blocks);
   EXPECT_NE(blocks.error().message.find("700 more tokens need 3 context blocks"), std::string::npos)
       << blocks.error().message;
   EXPECT_EQ(FreeCounts(*cache), before);
   EXPECT_EQ(sequence.position(), 100);
-  EXPECT_TRUE(cache->Reserve(sequence, 64));
-  EXPECT_FALSE(cache->Reserve(sequence, int64_t{1} << 40));
+  EXPECT_TRUE(cache->pages().Reserve(sequence, 64));
+  EXPECT_FALSE(cache->pages().Reserve(sequence, int64_t{1} << 40));
 
   Sequence second = *cache->NewSequence();
   const FreeCounts full(*cache);
@@ -203,7 +203,7 @@ TEST(KvCache, TooLongAChunkLacksWindowPagesAndChangesNothing) {
   const auto cache = Make({.sequences = 1, .context_tokens = 1 << 16, .batch_tokens = 64});
   Sequence sequence = *cache->NewSequence();
   const FreeCounts before(*cache);
-  EXPECT_FALSE(cache->Reserve(sequence, 8192));
+  EXPECT_FALSE(cache->pages().Reserve(sequence, 8192));
   EXPECT_EQ(FreeCounts(*cache), before);
   Grow(*cache, sequence, 8192);
 }
@@ -211,10 +211,10 @@ TEST(KvCache, TooLongAChunkLacksWindowPagesAndChangesNothing) {
 TEST(KvCache, ReservingTwiceTakesNothingMore) {
   const auto cache = Make({.sequences = 1, .context_tokens = 1024});
   Sequence sequence = *cache->NewSequence();
-  ASSERT_TRUE(cache->Reserve(sequence, 200));
+  ASSERT_TRUE(cache->pages().Reserve(sequence, 200));
   const FreeCounts once(*cache);
-  ASSERT_TRUE(cache->Reserve(sequence, 200));
-  ASSERT_TRUE(cache->Reserve(sequence, 0));
+  ASSERT_TRUE(cache->pages().Reserve(sequence, 200));
+  ASSERT_TRUE(cache->pages().Reserve(sequence, 0));
   EXPECT_EQ(FreeCounts(*cache), once);
 }
 
@@ -261,9 +261,9 @@ TEST(KvCache, ASnapshotOutlivesItsSequenceAndKeepsTwoWindowPages) {
     const Snapshot snapshot = *cache->TakeSnapshot(*sequence);
     Grow(*cache, *sequence, 300);
     sequence.reset();
-    EXPECT_EQ(start.blocks - cache->free_context_blocks(), 2);
-    EXPECT_EQ(start.pages - cache->free_window_pages(), 2);
-    EXPECT_EQ(cache->free_state_slots(), start.slots);
+    EXPECT_EQ(start.blocks - cache->pages().free().context_blocks, 2);
+    EXPECT_EQ(start.pages - cache->pages().free().window_pages, 2);
+    EXPECT_EQ(cache->pages().free().state_slots, start.slots);
     Sequence continued = *cache->Continue(snapshot);
     EXPECT_EQ(continued.position(), 512);
     Grow(*cache, continued, 100);
@@ -282,12 +282,12 @@ TEST(KvCache, MovingHandsOverThePages) {
     Sequence a = *cache->NewSequence();
     Grow(*cache, a, 300);
     const FreeCounts with_a(*cache);
-    const int32_t* table = cache->CompressedRows(a, 1).table;
+    const int32_t* table = cache->memory().CompressedRows(a.pages(), 1).table;
     const int32_t first = table[0];
     Sequence b = std::move(a);
     EXPECT_EQ(FreeCounts(*cache), with_a);
     EXPECT_EQ(b.position(), 300);
-    EXPECT_EQ(cache->CompressedRows(b, 1).table[0], first);
+    EXPECT_EQ(cache->memory().CompressedRows(b.pages(), 1).table[0], first);
     Sequence c = *cache->NewSequence();
     Grow(*cache, c, 700);
     c = std::move(b);  // gives c's own pages back
@@ -302,8 +302,8 @@ TEST(KvCache, MovingHandsOverThePages) {
     many.push_back(*cache->NewSequence());
     many.push_back(*cache->NewSequence());
     many.erase(many.begin());
-    EXPECT_EQ(cache->free_state_slots(), start.slots - 2);
-    EXPECT_EQ(cache->free_context_blocks(), start.blocks);
+    EXPECT_EQ(cache->pages().free().state_slots, start.slots - 2);
+    EXPECT_EQ(cache->pages().free().context_blocks, start.blocks);
 
     Grow(*cache, many[0], 256);
     Snapshot one = *cache->TakeSnapshot(many[0]);
@@ -323,7 +323,8 @@ TEST(KvCache, LayersStoresAndSlotsDoNotOverlap) {  // R133
                                         {.sequences = 3, .context_tokens = 1000});
     const Sequence sequences[] = {*cache->NewSequence(), *cache->NewSequence(),
                                   *cache->NewSequence()};
-    const int64_t blocks = cache->free_context_blocks(), pages = cache->free_window_pages();
+    const int64_t blocks = cache->pages().free().context_blocks,
+                  pages = cache->pages().free().window_pages;
     std::vector<std::pair<const std::byte*, const std::byte*>> ranges;
     const auto add_pool = [&](const PagedRows& rows, int64_t count) {
       ranges.emplace_back(rows.pool, rows.pool + count * rows.rows_per_page * rows.row_bytes);
@@ -333,19 +334,20 @@ TEST(KvCache, LayersStoresAndSlotsDoNotOverlap) {  // R133
       ranges.emplace_back(begin, begin + ring.rows * 2 * channels * 4);
     };
     for (const int64_t layer : {0, 1, 2, 3})
-      add_pool(cache->WindowRows(sequences[0], layer), pages);
+      add_pool(cache->memory().WindowRows(sequences[0].pages(), layer), pages);
     for (const int64_t layer : {1, 2, 3}) {
-      add_pool(cache->CompressedRows(sequences[0], layer), blocks);
+      add_pool(cache->memory().CompressedRows(sequences[0].pages(), layer), blocks);
     }
-    for (const int64_t layer : {1, 3}) add_pool(cache->IndexRows(sequences[0], layer), blocks);
+    for (const int64_t layer : {1, 3})
+      add_pool(cache->memory().IndexRows(sequences[0].pages(), layer), blocks);
     for (const Sequence& sequence : sequences) {
       for (const int64_t layer : {1, 3}) {
-        add_ring(cache->AttentionRing(sequence, layer), 4);
-        add_ring(cache->IndexerRing(sequence, layer), 4);
-        EXPECT_EQ(cache->AttentionRing(sequence, layer).rows, 8);
+        add_ring(cache->memory().AttentionRing(sequence.pages(), layer), 4);
+        add_ring(cache->memory().IndexerRing(sequence.pages(), layer), 4);
+        EXPECT_EQ(cache->memory().AttentionRing(sequence.pages(), layer).rows, 8);
       }
-      add_ring(cache->AttentionRing(sequence, 2), 2);
-      EXPECT_EQ(cache->AttentionRing(sequence, 2).rows, 128);
+      add_ring(cache->memory().AttentionRing(sequence.pages(), 2), 2);
+      EXPECT_EQ(cache->memory().AttentionRing(sequence.pages(), 2).rows, 128);
     }
     std::ranges::sort(ranges);
     for (size_t i = 1; i < ranges.size(); ++i) EXPECT_LE(ranges[i - 1].second, ranges[i].first);
@@ -397,7 +399,7 @@ class MarkedSequence {
       hashes_.push_back((p > 0 ? hashes_.back() : 1u) * 2654435761u + random());
       ForEachRowOf(p, [&](uint32_t* row, uint32_t mark) { *row = mark; });
     }
-    cache_->Advance(sequence_, tokens);
+    cache_->pages().Advance(sequence_, tokens);
   }
 
   void ExpectIntact() const {
@@ -419,25 +421,29 @@ class MarkedSequence {
     };
     if (p > next - 128) {
       for (const int64_t layer : {0, 1, 2, 3}) {
-        body(Row(cache_->WindowRows(sequence_, layer), p), mark(static_cast<uint32_t>(layer)));
+        body(Row(cache_->memory().WindowRows(sequence_.pages(), layer), p),
+             mark(static_cast<uint32_t>(layer)));
       }
     }
     for (const int64_t layer : {1, 2, 3}) {
       const int64_t rate = layer == 2 ? 128 : 4;
       const auto store = static_cast<uint32_t>(10 * layer);
       if ((p + 1) % rate == 0) {
-        body(Row(cache_->CompressedRows(sequence_, layer), p / rate), mark(store));
-        if (rate == 4) body(Row(cache_->IndexRows(sequence_, layer), p / 4), mark(store + 1));
+        body(Row(cache_->memory().CompressedRows(sequence_.pages(), layer), p / rate), mark(store));
+        if (rate == 4)
+          body(Row(cache_->memory().IndexRows(sequence_.pages(), layer), p / 4), mark(store + 1));
       }
       // What the next entry still needs of the rings: the unfinished group, with overlap also the
       // group before it.
       const int64_t needed = next / rate * rate - (rate == 4 ? 4 : 0);
       if (p < needed) continue;
       const int64_t channels = rate == 4 ? 4 : 2;
-      body(reinterpret_cast<uint32_t*>(cache_->AttentionRing(sequence_, layer).slot(p, channels)),
+      body(reinterpret_cast<uint32_t*>(
+               cache_->memory().AttentionRing(sequence_.pages(), layer).slot(p, channels)),
            mark(store + 2));
       if (rate == 4) {
-        body(reinterpret_cast<uint32_t*>(cache_->IndexerRing(sequence_, layer).slot(p, channels)),
+        body(reinterpret_cast<uint32_t*>(
+                 cache_->memory().IndexerRing(sequence_.pages(), layer).slot(p, channels)),
              mark(store + 3));
       }
     }
@@ -480,7 +486,7 @@ TEST(KvCache, AThousandRandomLivesLeaveNoTraceAndNeverMixRows) {  // MDL-08
         const int64_t to_boundary = 256 - one.sequence().position() % 256;
         const int64_t count =
             random() % 2 == 0 ? to_boundary : 1 + static_cast<int64_t>(random() % 300);
-        if (cache->Reserve(one.sequence(), count)) {
+        if (cache->pages().Reserve(one.sequence(), count)) {
           one.Advance(count, random);
           ++grown;
         } else {
@@ -525,8 +531,8 @@ TEST(KvCache, AThousandRandomLivesLeaveNoTraceAndNeverMixRows) {  // MDL-08
 TEST(KvCacheDeathTest, AdvancingBeyondTheReservedPagesAborts) {
   const auto cache = Make({.sequences = 1, .context_tokens = 1024});
   Sequence sequence = *cache->NewSequence();
-  ASSERT_TRUE(cache->Reserve(sequence, 64));
-  EXPECT_DEATH(cache->Advance(sequence, 65), "65");
+  ASSERT_TRUE(cache->pages().Reserve(sequence, 64));
+  EXPECT_DEATH(cache->pages().Advance(sequence, 65), "65");
 }
 
 }  // namespace

@@ -24,7 +24,7 @@ Result<std::vector<float>> Logits(TransformerOptions options) {
   std::vector<float> all;
   std::vector<int32_t> tokens = kPrompt;
   for (int32_t step = 0; step < 4; ++step) {
-    const BatchItem item{&sequence, tokens, BatchItem::Logits::kAll};
+    const BatchItem item{&sequence, tokens, LogitsWanted::kAll};
     HB_ASSIGN_OR_RETURN(const auto logits, model->Forward(*cache, {&item, 1}));
     all.insert(all.end(), logits.data, logits.data + logits.rows * logits.columns);
     tokens = {100 + step};

@@ -10,25 +10,33 @@
 #include "device/context.h"
 #include "kernels/rope/rope.h"
 #include "kernels/token_span.h"
-#include "model/kv_cache.h"
+#include "model/kv_memory.h"
 #include "moe/expert_exchange.h"
 #include "moe/moe_workspace.h"
 #include "numerics/rounding.h"
 
 namespace halfbyte {
 
+// Which rows of a chunk get logits.
+enum class LogitsWanted { kNone, kLast, kAll };
+
 // One sequence's chunk of a ragged batch.
 struct BatchItem {
-  enum class Logits { kNone, kLast, kAll };
-
   Sequence* sequence = nullptr;  // not twice in one batch
   std::span<const int32_t> tokens;
-  Logits logits = Logits::kLast;
+  LogitsWanted logits = LogitsWanted::kLast;
+};
+
+// The same where somebody else keeps the sequences: there is room for the tokens in its pages.
+struct PlacedItem {
+  const SequencePages* pages = nullptr;
+  std::span<const int32_t> tokens;
+  LogitsWanted logits = LogitsWanted::kLast;
 };
 
 struct Step {
   const Context* context = nullptr;
-  const KvCache* cache = nullptr;
+  const KvMemory* cache = nullptr;
   Arena* arena = nullptr;
   MoeWorkspace* moe_workspace = nullptr;
   ExpertExchange* expert_exchange = nullptr;  // null: this rank has all experts
@@ -37,7 +45,7 @@ struct Step {
 
   int64_t tokens = 0;
   std::vector<int32_t> token_ids;  // [tokens]
-  std::vector<const Sequence*> sequences;
+  std::vector<const SequencePages*> sequences;
   std::vector<TokenSpan> spans;  // of sequences
   RopeAngles window_angles;      // [tokens], by kind of layer
   RopeAngles compressed_angles;

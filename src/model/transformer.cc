@@ -11,13 +11,13 @@
 namespace halfbyte {
 namespace {
 
-int64_t CountLogitRows(const BatchItem& item) {
+int64_t CountLogitRows(const PlacedItem& item) {
   switch (item.logits) {
-    case BatchItem::Logits::kNone:
+    case LogitsWanted::kNone:
       return 0;
-    case BatchItem::Logits::kLast:
+    case LogitsWanted::kLast:
       return 1;
-    case BatchItem::Logits::kAll:
+    case LogitsWanted::kAll:
       return std::ssize(item.tokens);
   }
   return 0;
@@ -106,9 +106,15 @@ Result<std::unique_ptr<KvCache>> Transformer::NewCache(KvCacheLimits limits) con
                          exact ? IndexFormat::kF32 : IndexFormat::kMxfp4, limits);
 }
 
-Status Transformer::CheckBatch(std::span<const BatchItem> batch) const {
+Result<KvMemory> Transformer::NewMemory(const KvPoolSizes& sizes) const {
+  const bool exact = options_.math == MathMode::kFp32;
+  return KvMemory::Create(config(), exact ? KvFormat::kF32 : KvFormat::kFp8,
+                          exact ? IndexFormat::kF32 : IndexFormat::kMxfp4, sizes);
+}
+
+Status Transformer::CheckBatch(std::span<const PlacedItem> batch) const {
   int64_t total = 0;
-  for (const BatchItem& item : batch) {
+  for (const PlacedItem& item : batch) {
     if (item.tokens.empty()) return MakeError("no tokens: a prompt needs at least one");
     total += std::ssize(item.tokens);
     for (const int32_t id : item.tokens) {
@@ -117,7 +123,7 @@ Status Transformer::CheckBatch(std::span<const BatchItem> batch) const {
                          config().vocab_size);
       }
     }
-    const int64_t end = item.sequence->position() + std::ssize(item.tokens);
+    const int64_t end = item.pages->position + std::ssize(item.tokens);
     if (end > config().max_position_embeddings) {
       return MakeError("{} tokens do not fit the model's context of {}", end,
                        config().max_position_embeddings);
@@ -130,21 +136,21 @@ Status Transformer::CheckBatch(std::span<const BatchItem> batch) const {
   return {};
 }
 
-Step Transformer::MakeStep(const KvCache& cache, std::span<const BatchItem> batch) {
+Step Transformer::MakeStep(const KvMemory& memory, std::span<const PlacedItem> batch) {
   Step step{.context = &context_,
-            .cache = &cache,
+            .cache = &memory,
             .arena = &arena_,
             .moe_workspace = &*moe_workspace_,
             .expert_exchange = expert_exchange_ ? &*expert_exchange_ : nullptr,
             .rounding = rounding_,
             .reference_tokens = options_.reference_tokens};
   std::vector<int64_t> positions;
-  for (const BatchItem& item : batch) {
+  for (const PlacedItem& item : batch) {
     const int64_t count = std::ssize(item.tokens);
-    step.sequences.push_back(item.sequence);
-    step.spans.push_back({step.tokens, count, item.sequence->position()});
+    step.sequences.push_back(item.pages);
+    step.spans.push_back({step.tokens, count, item.pages->position});
     step.token_ids.insert(step.token_ids.end(), item.tokens.begin(), item.tokens.end());
-    for (int64_t i = 0; i < count; ++i) positions.push_back(item.sequence->position() + i);
+    for (int64_t i = 0; i < count; ++i) positions.push_back(item.pages->position + i);
     step.tokens += count;
   }
   step.window_angles.Set(window_frequencies_, positions);
@@ -155,11 +161,26 @@ Step Transformer::MakeStep(const KvCache& cache, std::span<const BatchItem> batc
 Result<MatrixView<const float>> Transformer::Forward(KvCache& cache,
                                                      std::span<const BatchItem> batch,
                                                      LayerProbe* probe) {
-  HB_RETURN_IF_ERROR(CheckBatch(batch));
+  std::vector<PlacedItem> placed;
   for (const BatchItem& item : batch) {
-    HB_RETURN_IF_ERROR(cache.Reserve(*item.sequence, std::ssize(item.tokens)));
+    placed.push_back({&item.sequence->pages(), item.tokens, item.logits});
   }
-  const Step step = MakeStep(cache, batch);
+  HB_RETURN_IF_ERROR(CheckBatch(placed));  // before pages are taken
+  for (const BatchItem& item : batch) {
+    HB_RETURN_IF_ERROR(cache.pages().Reserve(*item.sequence, std::ssize(item.tokens)));
+  }
+  HB_ASSIGN_OR_RETURN(const auto logits, Forward(cache.memory(), placed, probe));
+  for (const BatchItem& item : batch) {
+    cache.pages().Advance(*item.sequence, std::ssize(item.tokens));
+  }
+  return logits;
+}
+
+Result<MatrixView<const float>> Transformer::Forward(KvMemory& memory,
+                                                     std::span<const PlacedItem> batch,
+                                                     LayerProbe* probe) {
+  HB_RETURN_IF_ERROR(CheckBatch(batch));
+  const Step step = MakeStep(memory, batch);
   arena_.Reset();
   const int64_t n = config().hc_streams;
   const MatrixView<float> streams = arena_.Matrix(step.tokens, n * config().hidden_size);
@@ -167,9 +188,7 @@ Result<MatrixView<const float>> Transformer::Forward(KvCache& cache,
   for (int64_t l = 0; l < config().layer_count(); ++l) {
     HB_RETURN_IF_ERROR(RunLayer(step, l, streams, probe));
   }
-  const MatrixView<const float> logits = Logits(step, batch, streams);
-  for (const BatchItem& item : batch) cache.Advance(*item.sequence, std::ssize(item.tokens));
-  return logits;
+  return Logits(step, batch, streams);
 }
 
 Status Transformer::RunLayer(const Step& step, int64_t index, MatrixView<float> streams,
@@ -203,11 +222,11 @@ Status Transformer::RunLayer(const Step& step, int64_t index, MatrixView<float> 
   return {};
 }
 
-MatrixView<const float> Transformer::Logits(const Step& step, std::span<const BatchItem> batch,
+MatrixView<const float> Transformer::Logits(const Step& step, std::span<const PlacedItem> batch,
                                             MatrixView<const float> streams) {
   // Only the rows that somebody wants go through the head.
   int64_t rows = 0;
-  for (const BatchItem& item : batch) rows += CountLogitRows(item);
+  for (const PlacedItem& item : batch) rows += CountLogitRows(item);
   const MatrixView<float> wanted = arena_.Matrix(rows, streams.columns);
   int64_t row = 0;
   for (size_t i = 0; i < batch.size(); ++i) {

@@ -78,6 +78,11 @@ class Transformer {
   // model's context, no room in the cache, another rank failed (the model is of no use then).
   Result<MatrixView<const float>> Forward(KvCache& cache, std::span<const BatchItem> batch,
                                           LayerProbe* probe = nullptr);
+  // The same into rows whose pages the caller has reserved, and advances himself. NewMemory makes
+  // them, in the formats of this model's math mode.
+  Result<KvMemory> NewMemory(const KvPoolSizes& sizes) const;
+  Result<MatrixView<const float>> Forward(KvMemory& memory, std::span<const PlacedItem> batch,
+                                          LayerProbe* probe = nullptr);
 
   // What the activation quantizers of one layer saw since loading; all zero unless w4a4.
   const MoeCounters& moe_counters(int64_t layer) const {
@@ -100,10 +105,10 @@ class Transformer {
               const Context& context);
   Result<ExpertPlacement> PlaceExperts() const;
   Status LoadWeights();
-  Status CheckBatch(std::span<const BatchItem> batch) const;
-  Step MakeStep(const KvCache& cache, std::span<const BatchItem> batch);
+  Status CheckBatch(std::span<const PlacedItem> batch) const;
+  Step MakeStep(const KvMemory& memory, std::span<const PlacedItem> batch);
   Status RunLayer(const Step& step, int64_t index, MatrixView<float> streams, LayerProbe* probe);
-  MatrixView<const float> Logits(const Step& step, std::span<const BatchItem> batch,
+  MatrixView<const float> Logits(const Step& step, std::span<const PlacedItem> batch,
                                  MatrixView<const float> streams);
 
   ModelCheckpoint checkpoint_;
