@@ -312,7 +312,7 @@ void MoeLayer::PrepareOperands(const Block& block, MatrixView<const float> x,
             if (params_.arithmetic == Arithmetic::kW4a8) {
               PrepareInt8Row(x.row(from), width, operand);
             } else {
-              PrepareBf16Row(format, x.row(from), width, operand);
+              PrepareW4a16Row(format, x.row(from), width, operand);
             }
             ws.row_scales[static_cast<size_t>(row)] = 1.0f;
           }

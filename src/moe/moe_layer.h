@@ -9,7 +9,9 @@
 // (kernels/linear).
 //
 // Arithmetic:
-//   kW4a16  activations as given (bf16 values), exact weights, fp32 sums. Any weight format.
+//   kW4a16  activations as given (bf16 values; before packed 4-bit weights numbers below 1/127 of
+//           their block's largest lose bits, packed_linear.h), exact weights, fp32 sums. Any weight
+//           format.
 //   kW4a4   activations quantized to NVFP4 before both stages, as Blackwell tensor cores take them;
 //           weights must be NVFP4 or MXFP4.
 //   kW4a8   activations quantized to int8, a scale for every 16 of them, before both stages: near

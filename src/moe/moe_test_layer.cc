@@ -88,7 +88,7 @@ float PrepareOperand(const PackedKernel& kernel, const std::vector<float>& x,
                      const std::optional<GlobalScale>& static_scale, std::byte* operand) {
   const auto k = static_cast<int64_t>(x.size());
   if (kernel.arithmetic == PackedArithmetic::kW4a16) {
-    PrepareBf16Row(kernel.format, x.data(), k, operand);
+    PrepareW4a16Row(kernel.format, x.data(), k, operand);
     return 1;
   }
   if (kernel.arithmetic == PackedArithmetic::kW4a8) {

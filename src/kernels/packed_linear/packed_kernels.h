@@ -19,19 +19,22 @@ struct PackedArguments {
   float* y = nullptr;  // [tokens, rows]
 };
 
-// A tile of OperandFormat::kInt8. The kernels take a scale byte shifted into an fp32 number, 2^-117
-// of its value, and double the weights' codes. With the activations' codes doubled (W4a4) and
-// `scale` = activation_scale * 2^58, or with plain codes (W4a8) and activation_scale * 2^59, a sum
-// of theirs stands at 2^-57 of y, and nothing overflows on the way.
-struct Int8Tile {
-  int8_t codes[64];
+// A tile of activations as integers: of OperandFormat::kInt8 with one plane, of kInt16 with two,
+// upper * 256 + lower, each from -128 to 127. `bias` is -12 * the sum of a block.
+// The kernels take a scale byte shifted into an fp32 number, 2^-117 of its value, and double the
+// weights' codes. With the activations' codes doubled (W4a4) and `scale` = activation_scale * 2^58,
+// or with plain codes (W4a8) and activation_scale * 2^59, a sum of theirs stands at 2^-57 of y;
+// with `scale` = the unit * 2^77 (W4a16), at 2^-39. Nothing overflows or falls below 2^-126 on the
+// way.
+template <int planes>
+struct IntTile {
+  int8_t codes[planes][64];
   int32_t bias[4];
   float scale[4];
 };
-static_assert(sizeof(Int8Tile) == 96);
-
-// Columns of half a block in the order in which W4a16 adds them.
-inline constexpr int kTermOrder[8] = {2, 0, 6, 4, 3, 1, 7, 5};
+using Int8Tile = IntTile<1>;
+using Int16Tile = IntTile<2>;
+static_assert(sizeof(Int8Tile) == 96 && sizeof(Int16Tile) == 160);
 
 namespace packed_kernels {
 
@@ -40,15 +43,10 @@ void W4a4Avx2(const PackedArguments& arguments);
 void W4a4Avx512Vnni(const PackedArguments& arguments);  // with VBMI
 
 void W4a16Reference(const PackedArguments& arguments);
+void W4a16Avx2(const PackedArguments& arguments);
+void W4a16Avx512Vnni(const PackedArguments& arguments);  // with VBMI
 void W4a16Avx512Bf16(const PackedArguments& arguments);
 
 }  // namespace packed_kernels
-
-namespace simd_avx2 {
-void W4a16Fp32(const PackedArguments& arguments);
-}
-namespace simd_avx512 {
-void W4a16Fp32(const PackedArguments& arguments);
-}
 
 }  // namespace halfbyte

@@ -21,11 +21,14 @@
 //   |error| <= (columns / 32 + 2) * 2^-24 * sum over b of |term|;  |x - x'| <= (1/2 + 2^-15) *
 //   scale.
 //
-// W4a16: activations are bf16. A step is acc = fma(s, weight_scale, acc), with s the sum of the
-//   block's 16 terms code * x, from 0, each a fused multiply-add, columns of the block in the order
-//   2 0 6 4 3 1 7 5 10 8 14 12 11 9 15 13 (how `vdpbf16ps` meets the bytes of packed_matrix.h).
-//   Activations below 2^-100 count as 0: that instruction knows no subnormal numbers.
-//   |error| <= (columns / 32 + 18) * 2^-24 * sum over k of |w * x|.
+// W4a16: activations are bf16 and, in each block of 16, multiples of one unit, a power of two:
+//   unit = 2^(e - 14), with e the exponent of the bf16 number after the block's amax; x' = x
+//   rounded to a multiple, ties to even. Numbers from amax / 127 on stay as they are, the others
+//   change by less than 2^-14.9 * amax. A block whose amax is below 2^-63 is 0; from 2^64 on, or
+//   with a NaN, it makes its row's results NaN. A step is acc = fma(s, weight_scale, acc), with s
+//   the sum of the block's 16 terms code * x'. They are multiples of unit / 2 and their magnitudes
+//   add up to less than 2^23 of it: s is exact in any order, by integer, bf16 or fp32 instructions.
+//   |error| <= (columns / 32 + 1) * 2^-24 * sum over b of |s * weight_scale|, x' in place of x.
 //
 // (Bits of NaN results may differ; whether a result is NaN may not.)
 #pragma once
@@ -46,9 +49,12 @@ enum class PackedArithmetic : uint8_t { kW4a4, kW4a8, kW4a16 };
 
 // How a kernel wants its activations, for each tile of 64 columns.
 enum class OperandFormat : uint8_t {
-  kInt8,  // 64 codes as int8, of W4a4 times 2; of each block -12 * their sum (int32), its scale
-  kBf16,  // in the order above, the second of each two first
-  kFp32,  // in the order above
+  kInt8,   // 64 codes as int8, of W4a4 times 2; of each block -12 * their sum (int32), its scale
+  kInt16,  // W4a16: 64 multiples of a block's unit as two planes of int8, upper * 256 + lower; of
+           // each block -12 * their sum (int32), its unit
+  kBf16,   // in the order 2 0 6 4 3 1 7 5 10 8 14 12 11 9 15 13 of each block, the second of each
+           // two first
+  kFp32,   // bf16 numbers in that order
 };
 
 // One variant of one arithmetic.
@@ -74,6 +80,8 @@ void PrepareNvfp4Row(const uint8_t* codes, const uint8_t* block_scales, int64_t 
                      std::byte* operand);
 // kInt8 of W4a8 from x[columns], a multiple of 16.
 void PrepareInt8Row(const float* x, int64_t columns, std::byte* operand);
+// kInt16 or kBf16 of W4a16 from x[columns], a multiple of 16.
+void PrepareW4a16Row(OperandFormat format, const float* x, int64_t columns, std::byte* operand);
 // kBf16 or kFp32 from x[columns], rounded to bf16.
 void PrepareBf16Row(OperandFormat format, const float* x, int64_t columns, std::byte* operand);
 

@@ -77,15 +77,24 @@ struct Experts {
 std::vector<std::byte> Operand(const PackedKernel& kernel, int64_t tokens, int64_t columns) {
   const int64_t bytes = OperandRowBytes(kernel.format, columns);
   std::vector<std::byte> operand(static_cast<size_t>(tokens * bytes));
-  const std::vector<float> x(static_cast<size_t>(columns), 0.5f);
+  std::mt19937 random(2);
+  std::normal_distribution<float> normal;
+  std::vector<float> x(static_cast<size_t>(columns));
   const std::vector<uint8_t> codes(static_cast<size_t>(columns / 2), 0x21);
   const std::vector<uint8_t> scales(static_cast<size_t>(columns / 16), 0x38);
   for (int64_t t = 0; t < tokens; ++t) {
     std::byte* row = operand.data() + t * bytes;
-    if (kernel.format == OperandFormat::kInt8) {
-      PrepareNvfp4Row(codes.data(), scales.data(), columns, row);
-    } else {
-      PrepareBf16Row(kernel.format, x.data(), columns, row);
+    for (float& value : x) value = normal(random);
+    switch (kernel.arithmetic) {
+      case PackedArithmetic::kW4a4:
+        PrepareNvfp4Row(codes.data(), scales.data(), columns, row);
+        break;
+      case PackedArithmetic::kW4a8:
+        PrepareInt8Row(x.data(), columns, row);
+        break;
+      case PackedArithmetic::kW4a16:
+        PrepareW4a16Row(kernel.format, x.data(), columns, row);
+        break;
     }
   }
   return operand;

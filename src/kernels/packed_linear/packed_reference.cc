@@ -34,43 +34,31 @@ void ForEach(const PackedArguments& a, const Element& element) {
   }
 }
 
-}  // namespace
-
-void W4a4Reference(const PackedArguments& a) {
+template <int planes>
+void Run(const PackedArguments& a, float last_factor) {
   ForEach(a, [&](const uint8_t* w, int row, const std::byte* x) {
     float sums[2] = {0, 0};
-    for (int64_t t = 0; t < a.tiles; ++t, w += kTileBytes, x += sizeof(Int8Tile)) {
-      Int8Tile tile;
+    for (int64_t t = 0; t < a.tiles; ++t, w += kTileBytes, x += sizeof(IntTile<planes>)) {
+      IntTile<planes> tile;
       std::memcpy(&tile, x, sizeof(tile));
       for (int b = 0; b < kTileBlocks; ++b) {
         int dot = 0;
-        for (int k = 0; k < 16; ++k)
-          dot += kE2m1Doubled[Code(w, b, row, k)] * tile.codes[b * 16 + k];
+        for (int k = b * 16; k < (b + 1) * 16; ++k) {
+          int code = 0;
+          for (int p = 0; p < planes; ++p) code = code * 256 + tile.codes[p][k];
+          dot += kE2m1Doubled[Code(w, b, row, k % 16)] * code;
+        }
         const float factor = Scale(w, b, row) * 0x1p-117f * tile.scale[b];
         sums[b % 2] = std::fma(static_cast<float>(dot), factor, sums[b % 2]);
       }
     }
-    return (sums[0] + sums[1]) * 0x1p57f;
+    return (sums[0] + sums[1]) * last_factor;
   });
 }
 
-void W4a16Reference(const PackedArguments& a) {
-  ForEach(a, [&](const uint8_t* w, int row, const std::byte* x) {
-    float sums[2] = {0, 0};
-    for (int64_t t = 0; t < a.tiles; ++t, w += kTileBytes) {
-      for (int b = 0; b < kTileBlocks; ++b) {
-        float sum = 0;
-        for (int k = 0; k < 16; ++k, x += sizeof(float)) {
-          float value;
-          std::memcpy(&value, x, sizeof(value));
-          const int column = k / 8 * 8 + kTermOrder[k % 8];
-          sum = std::fma(E2m1ToFloat(Code(w, b, row, column)), value, sum);
-        }
-        sums[b % 2] = std::fma(sum, Scale(w, b, row), sums[b % 2]);
-      }
-    }
-    return sums[0] + sums[1];
-  });
-}
+}  // namespace
+
+void W4a4Reference(const PackedArguments& a) { Run<1>(a, 0x1p57f); }
+void W4a16Reference(const PackedArguments& a) { Run<2>(a, 0x1p39f); }
 
 }  // namespace halfbyte::packed_kernels

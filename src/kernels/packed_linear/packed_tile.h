@@ -13,9 +13,15 @@ namespace {  // NOLINT(google-build-namespaces)
 struct PackedTile {
   static constexpr int64_t kTileBytes = 576;
   static constexpr int64_t kCodeBytes = 512;
-  // In an Int8Tile.
-  static constexpr int64_t kBias = 64;
-  static constexpr int64_t kScale = 80;
+};
+
+// With activations of IntTile<planes>.
+template <int planes>
+struct IntPackedTile : PackedTile {
+  static constexpr int64_t kXTileBytes = planes * 64 + 32;
+  static constexpr int64_t kBias = planes * 64;
+  static constexpr int64_t kScale = kBias + 16;
+  static constexpr float kLastFactor = planes == 1 ? 0x1p57f : 0x1p39f;
 };
 
 // 2 * value + 12 of every code.

@@ -1,7 +1,7 @@
 // W4a16 of packed_linear.h with AVX-512 BF16. A 32-bit lane of the codes holds eight columns of one
 // row; shifted by 4j, its two 16-bit halves choose two bf16 numbers from a table of sixteen, which
-// is why the columns are added in that order. `vdpbf16ps` adds the product of the upper halves
-// first, then that of the lower ones, each rounded like a fused multiply-add.
+// is why kBf16 holds the activations in that order. A block's sum does not round, so the order of
+// its terms, and how `vdpbf16ps` treats subnormal numbers, does not show.
 #include <immintrin.h>
 
 #include "kernels/packed_linear/packed_tile.h"

@@ -1,6 +1,6 @@
-// W4a4 and W4a8 of packed_linear.h with AVX2, eight rows a register. Biased bytes as in
-// w4a4_avx512_vnni.cc; eight products of at most 24 * 127 fit in 16 bits, so one widening addition
-// a block is enough.
+// The arithmetics of packed_linear.h in integers, with AVX2, eight rows a register. Biased bytes as
+// in int_avx512_vnni.cc; eight products of at most 24 * 128 fit in 16 bits, so one widening
+// addition a block and plane is enough.
 #include <immintrin.h>
 
 #include "kernels/packed_linear/packed_tile.h"
@@ -9,8 +9,10 @@
 namespace halfbyte::packed_kernels {
 namespace {
 
-struct Int8Avx2 : PackedTile {
-  static constexpr int64_t kXTileBytes = sizeof(Int8Tile);
+template <int planes>
+struct IntAvx2 : IntPackedTile<planes> {
+  using Tile = IntPackedTile<planes>;
+  using Tile::kBias, Tile::kCodeBytes, Tile::kScale, Tile::kTileBytes;
   static constexpr int64_t kPrefetchBytes = 2 * kTileBytes;
   static constexpr int kGemvTokens = 2;
   static constexpr int64_t kStripTiles = 8;
@@ -70,21 +72,29 @@ struct Int8Avx2 : PackedTile {
     }
   }
 
+  // Sixteen bytes of activations at x; each result holds two sums of 16 bits.
+  static __m256i PairSums(const __m256i* w, const std::byte* x) {
+    const auto product = [&](int v) {
+      return _mm256_maddubs_epi16(w[v], _mm256_set1_epi32(LoadInt32(x + 4 * v)));
+    };
+    return _mm256_add_epi16(_mm256_add_epi16(product(0), product(1)),
+                            _mm256_add_epi16(product(2), product(3)));
+  }
+
   static __m256 Step(const __m256i* w, __m256 scales, const std::byte* x, int b, __m256 sum) {
-    const auto at = [x](int64_t byte) { return _mm256_set1_epi32(LoadInt32(x + byte)); };
-    const __m256i first = _mm256_add_epi16(_mm256_maddubs_epi16(w[0], at(16 * b)),
-                                           _mm256_maddubs_epi16(w[1], at(16 * b + 4)));
-    const __m256i second = _mm256_add_epi16(_mm256_maddubs_epi16(w[2], at(16 * b + 8)),
-                                            _mm256_maddubs_epi16(w[3], at(16 * b + 12)));
-    const __m256i pairs = _mm256_add_epi16(first, second);
-    const __m256i dot =
-        _mm256_add_epi32(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)), at(kBias + 4 * b));
-    const __m256 factor = _mm256_mul_ps(scales, _mm256_castsi256_ps(at(kScale + 4 * b)));
+    __m256i dot = _mm256_set1_epi32(LoadInt32(x + kBias + 4 * b));
+    for (int p = 0; p < planes; ++p) {
+      const __m256i weight = _mm256_set1_epi16(p == planes - 1 ? 1 : 256);
+      const __m256i pairs = PairSums(w, x + 64 * p + 16 * b);
+      dot = _mm256_add_epi32(dot, _mm256_madd_epi16(pairs, weight));
+    }
+    const __m256i scale = _mm256_set1_epi32(LoadInt32(x + kScale + 4 * b));
+    const __m256 factor = _mm256_mul_ps(scales, _mm256_castsi256_ps(scale));
     return _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), factor, sum);
   }
 
-  template <int tokens, class Tile>
-  [[gnu::always_inline]] static inline void Add(const Tile& tile, int part, const std::byte* x,
+  template <int tokens, class AnyTile>
+  [[gnu::always_inline]] static inline void Add(const AnyTile& tile, int part, const std::byte* x,
                                                 int64_t x_row_bytes, Sums* sums) {
 #pragma GCC unroll 4
     for (int b = 0; b < 4; ++b) {
@@ -103,7 +113,7 @@ struct Int8Avx2 : PackedTile {
     alignas(32) float out[16];
     for (int p = 0; p < 2; ++p) {
       const __m256 sum = _mm256_add_ps(sums[p].parity[0], sums[p].parity[1]);
-      _mm256_store_ps(out + 8 * p, _mm256_mul_ps(sum, _mm256_set1_ps(0x1p57f)));
+      _mm256_store_ps(out + 8 * p, _mm256_mul_ps(sum, _mm256_set1_ps(Tile::kLastFactor)));
     }
     __builtin_memcpy(y, out, static_cast<size_t>(rows) * sizeof(float));
   }
@@ -111,6 +121,7 @@ struct Int8Avx2 : PackedTile {
 
 }  // namespace
 
-void W4a4Avx2(const PackedArguments& a) { RunPanels<Int8Avx2>(a); }
+void W4a4Avx2(const PackedArguments& a) { RunPanels<IntAvx2<1>>(a); }
+void W4a16Avx2(const PackedArguments& a) { RunPanels<IntAvx2<2>>(a); }
 
 }  // namespace halfbyte::packed_kernels

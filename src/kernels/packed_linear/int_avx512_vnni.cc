@@ -1,6 +1,6 @@
-// W4a4 and W4a8 of packed_linear.h with AVX-512 VNNI and VBMI. A code becomes the byte
-// 2 * value + 12, from 0 to 24, so that unsigned times signed bytes serve; each dot product starts
-// at -12 * the sum of the activations to take the 12 away again.
+// The arithmetics of packed_linear.h in integers, with AVX-512 VNNI and VBMI. A code becomes the
+// byte 2 * value + 12, from 0 to 24, so that unsigned times signed bytes serve; each dot product
+// starts at -12 * the sum of the activations to take the 12 away again.
 #include <immintrin.h>
 
 #include "kernels/packed_linear/packed_tile.h"
@@ -15,8 +15,10 @@ inline __m512 RawScales(const uint8_t* p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu8_epi32(bytes), 20));
 }
 
-struct Int8Vnni : PackedTile {
-  static constexpr int64_t kXTileBytes = sizeof(Int8Tile);
+template <int planes>
+struct IntVnni : IntPackedTile<planes> {
+  using Tile = IntPackedTile<planes>;
+  using Tile::kBias, Tile::kCodeBytes, Tile::kScale, Tile::kTileBytes;
   static constexpr int64_t kPrefetchBytes = 2 * kTileBytes;
   static constexpr int kGemvTokens = 4;
   static constexpr int64_t kStripTiles = 8;
@@ -69,17 +71,22 @@ struct Int8Vnni : PackedTile {
   static __m512 Step(const __m512i* w, __m512 scales, const std::byte* x, int b, __m512 sum) {
     const auto at = [x](int64_t byte) { return _mm512_set1_epi32(LoadInt32(x + byte)); };
     __m512i dot = at(kBias + 4 * b);
-    dot = _mm512_dpbusd_epi32(dot, w[0], at(16 * b));
-    dot = _mm512_dpbusd_epi32(dot, w[1], at(16 * b + 4));
-    dot = _mm512_dpbusd_epi32(dot, w[2], at(16 * b + 8));
-    dot = _mm512_dpbusd_epi32(dot, w[3], at(16 * b + 12));
+    for (int v = 0; v < 4; ++v) {
+      dot = _mm512_dpbusd_epi32(dot, w[v], at(64 * (planes - 1) + 16 * b + 4 * v));
+    }
+    if constexpr (planes == 2) {
+      __m512i upper = _mm512_setzero_si512();
+      for (int v = 0; v < 4; ++v) upper = _mm512_dpbusd_epi32(upper, w[v], at(16 * b + 4 * v));
+      dot = _mm512_add_epi32(dot, _mm512_slli_epi32(upper, 8));
+    }
     const __m512 scale = _mm512_castsi512_ps(at(kScale + 4 * b));
     return _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_mul_ps(scales, scale), sum);
   }
 
-  template <int tokens, class Tile>
-  [[gnu::always_inline]] static inline void Add(const Tile& tile, int /*part*/, const std::byte* x,
-                                                int64_t x_row_bytes, Sums* sums) {
+  template <int tokens, class AnyTile>
+  [[gnu::always_inline]] static inline void Add(const AnyTile& tile, int /*part*/,
+                                                const std::byte* x, int64_t x_row_bytes,
+                                                Sums* sums) {
 #pragma GCC unroll 4
     for (int b = 0; b < 4; ++b) {
       __m512i w[4];
@@ -96,12 +103,13 @@ struct Int8Vnni : PackedTile {
   static void Store(const Sums (&sums)[1], float* y, int64_t rows) {
     const __m512 sum = _mm512_add_ps(sums[0].parity[0], sums[0].parity[1]);
     const auto mask = static_cast<__mmask16>((1 << rows) - 1);
-    _mm512_mask_storeu_ps(y, mask, _mm512_mul_ps(sum, _mm512_set1_ps(0x1p57f)));
+    _mm512_mask_storeu_ps(y, mask, _mm512_mul_ps(sum, _mm512_set1_ps(Tile::kLastFactor)));
   }
 };
 
 }  // namespace
 
-void W4a4Avx512Vnni(const PackedArguments& a) { RunPanels<Int8Vnni>(a); }
+void W4a4Avx512Vnni(const PackedArguments& a) { RunPanels<IntVnni<1>>(a); }
+void W4a16Avx512Vnni(const PackedArguments& a) { RunPanels<IntVnni<2>>(a); }
 
 }  // namespace halfbyte::packed_kernels
