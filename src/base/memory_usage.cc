@@ -27,6 +27,8 @@ std::optional<int64_t> ReadBytes(const char* path, std::string_view name) {
 // Not getrusage: its peak is inherited from the program that started this one.
 int64_t PeakResidentBytes() { return ReadBytes("/proc/self/status", "VmHWM:").value_or(0); }
 
+int64_t PrivateBytes() { return ReadBytes("/proc/self/status", "VmData:").value_or(0); }
+
 std::optional<int64_t> AvailableMemoryBytes() {
   const std::optional<int64_t> bytes = ReadBytes("/proc/meminfo", "MemAvailable:");
   if (!bytes) return std::nullopt;

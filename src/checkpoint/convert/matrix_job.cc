@@ -165,6 +165,7 @@ class MatrixConverter {
             amax = std::max(amax, found.amax);
             return {};
           }));
+      weight.DropPages();
     }
     return amax;
   }
@@ -183,6 +184,7 @@ class MatrixConverter {
     for (const ModuleKey& key : job_.scale_group) {
       HB_ASSIGN_OR_RETURN(const StoredWeight weight, model_.FindWeight(key));
       HB_ASSIGN_OR_RETURN(const auto largest, LargestMxfp4Scale(weight.matrix, weight.name));
+      weight.DropScalePages();
       largest_mxfp4_scale_ = std::max(largest_mxfp4_scale_, largest);
       if (largest && LosslessGlobalScale(*largest_mxfp4_scale_).value() < 0x1p-126f) {
         return MakeError(
