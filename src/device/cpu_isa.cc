@@ -1,11 +1,32 @@
 #include "device/cpu_isa.h"
 
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 #include <cstdlib>
 
 #include "base/log.h"
 
 namespace halfbyte {
 namespace {
+
+__attribute__((target("xsave"))) bool SystemKeepsTiles() {
+  constexpr unsigned long long kTileState = 3u << 17;  // configuration and data
+  return (__builtin_ia32_xgetbv(0) & kTileState) == kTileState;
+}
+
+bool AmxBf16() {
+  unsigned int eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0 || (ecx & bit_OSXSAVE) == 0) return false;
+  constexpr unsigned int kBf16 = 1u << 22, kTile = 1u << 24;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0 ||
+      (edx & (kBf16 | kTile)) != (kBf16 | kTile) || !SystemKeepsTiles()) {
+    return false;
+  }
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
 
 CpuIsa DetectAndOverride() {
   const std::vector<CpuIsa> supported = SupportedCpuIsas();
@@ -26,6 +47,8 @@ std::vector<CpuIsa> SupportedCpuIsas() {
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
     isas.push_back(CpuIsa::kAvx512);
+    static const bool amx = AmxBf16();
+    if (amx) isas.push_back(CpuIsa::kAmx);
   }
   return isas;
 }
@@ -43,6 +66,8 @@ std::string_view CpuIsaName(CpuIsa isa) {
       return "avx2";
     case CpuIsa::kAvx512:
       return "avx512";
+    case CpuIsa::kAmx:
+      return "amx";
   }
   return "?";
 }

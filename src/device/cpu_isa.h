@@ -6,13 +6,15 @@
 
 namespace halfbyte {
 
-enum class CpuIsa { kScalar, kAvx2, kAvx512 };  // kAvx512: F, BW, DQ, VL
+// kAvx512: F, BW, DQ, VL. kAmx: that, and tiles with bf16 products.
+enum class CpuIsa { kScalar, kAvx2, kAvx512, kAmx };
 
-// The widest level of this machine; HALFBYTE_CPU_ISA = scalar|avx2|avx512 lowers it. An unknown
+// The widest level of this machine; HALFBYTE_CPU_ISA = scalar|avx2|avx512|amx lowers it. An unknown
 // name or a level that the machine lacks is ignored with a warning.
 CpuIsa BestCpuIsa();
 
-// Every level this machine can run, narrowest first: what tests iterate over.
+// Every level this machine can run, narrowest first: what tests iterate over. Asks Linux for the
+// right to use AMX, which a process needs.
 std::vector<CpuIsa> SupportedCpuIsas();
 
 std::string_view CpuIsaName(CpuIsa isa);

@@ -100,6 +100,7 @@ void AttendHead(CpuIsa isa, const HeadArguments& arguments) {
     case CpuIsa::kAvx2:
       return simd_avx2::AttendHead(arguments);
     case CpuIsa::kAvx512:
+    case CpuIsa::kAmx:
       return simd_avx512::AttendHead(arguments);
   }
 }

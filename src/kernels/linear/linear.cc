@@ -62,6 +62,7 @@ void LinearRange(const Context& context, MatrixView<const float> x, const Weight
     case CpuIsa::kAvx2:
       return simd_avx2::LinearTile(arguments);
     case CpuIsa::kAvx512:
+    case CpuIsa::kAmx:
       return simd_avx512::LinearTile(arguments);
   }
 }

@@ -46,6 +46,7 @@ void W4a16Reference(const PackedArguments& arguments);
 void W4a16Avx2(const PackedArguments& arguments);
 void W4a16Avx512Vnni(const PackedArguments& arguments);  // with VBMI
 void W4a16Avx512Bf16(const PackedArguments& arguments);
+void W4a16Amx(const PackedArguments& arguments);  // few tokens: W4a16Avx512Vnni
 
 }  // namespace packed_kernels
 

@@ -9,7 +9,7 @@ namespace halfbyte {
 
 std::vector<PackedKernel> PackedKernels(PackedArithmetic arithmetic, CpuIsa isa) {
   const bool avx2 = isa != CpuIsa::kScalar;
-  const bool avx512 = isa == CpuIsa::kAvx512;
+  const bool avx512 = isa >= CpuIsa::kAvx512;
   const bool vnni =
       avx512 && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi");
   std::vector<PackedKernel> kernels;
@@ -41,16 +41,19 @@ std::vector<PackedKernel> PackedKernels(PackedArithmetic arithmetic, CpuIsa isa)
   if (vnni && intel) {
     add("w4a16 avx512-vnni", OperandFormat::kInt16, packed_kernels::W4a16Avx512Vnni);
   }
+  if (vnni && isa >= CpuIsa::kAmx) {
+    add("w4a16 amx", OperandFormat::kBf16AndInt16, packed_kernels::W4a16Amx);
+  }
   return kernels;
 }
 
 const PackedKernel& BestPackedKernel(PackedArithmetic arithmetic, CpuIsa isa) {
-  using Table = std::array<std::array<PackedKernel, 3>, 3>;
+  using Table = std::array<std::array<PackedKernel, 4>, 3>;
   static const Table table = [] {
     Table best;
     for (const PackedArithmetic a :
          {PackedArithmetic::kW4a4, PackedArithmetic::kW4a8, PackedArithmetic::kW4a16}) {
-      for (const CpuIsa i : {CpuIsa::kScalar, CpuIsa::kAvx2, CpuIsa::kAvx512}) {
+      for (const CpuIsa i : {CpuIsa::kScalar, CpuIsa::kAvx2, CpuIsa::kAvx512, CpuIsa::kAmx}) {
         best[static_cast<size_t>(a)][static_cast<size_t>(i)] = PackedKernels(a, i).back();
       }
     }

@@ -54,7 +54,8 @@ enum class OperandFormat : uint8_t {
            // each block -12 * their sum (int32), its unit
   kBf16,   // in the order 2 0 6 4 3 1 7 5 10 8 14 12 11 9 15 13 of each block, the second of each
            // two first
-  kFp32,   // bf16 numbers in that order
+  kBf16AndInt16,  // of W4a16: all tiles of kBf16, then all tiles of kInt16
+  kFp32,          // bf16 numbers in that order
 };
 
 // One variant of one arithmetic.
@@ -80,7 +81,7 @@ void PrepareNvfp4Row(const uint8_t* codes, const uint8_t* block_scales, int64_t 
                      std::byte* operand);
 // kInt8 of W4a8 from x[columns], a multiple of 16.
 void PrepareInt8Row(const float* x, int64_t columns, std::byte* operand);
-// kInt16 or kBf16 of W4a16 from x[columns], a multiple of 16.
+// kInt16, kBf16 or both, of W4a16, from x[columns], a multiple of 16.
 void PrepareW4a16Row(OperandFormat format, const float* x, int64_t columns, std::byte* operand);
 // kBf16 or kFp32 from x[columns], rounded to bf16.
 void PrepareBf16Row(OperandFormat format, const float* x, int64_t columns, std::byte* operand);

@@ -141,6 +141,9 @@ int64_t OperandRowBytes(OperandFormat format, int64_t columns) {
       return tiles * int64_t{sizeof(Int16Tile)};
     case OperandFormat::kBf16:
       return tiles * kTileColumns * 2;
+    case OperandFormat::kBf16AndInt16:
+      return OperandRowBytes(OperandFormat::kBf16, columns) +
+             OperandRowBytes(OperandFormat::kInt16, columns);
     case OperandFormat::kFp32:
       return tiles * kTileColumns * 4;
   }
@@ -148,7 +151,7 @@ int64_t OperandRowBytes(OperandFormat format, int64_t columns) {
 }
 
 int64_t MaxOperandRowBytes(int64_t columns) {
-  return OperandRowBytes(OperandFormat::kFp32, columns);
+  return OperandRowBytes(OperandFormat::kBf16AndInt16, columns);
 }
 
 void PrepareNvfp4Row(const uint8_t* codes, const uint8_t* block_scales, int64_t columns,
@@ -199,25 +202,30 @@ void PrepareBf16Row(OperandFormat format, const float* x, int64_t columns, std::
 }
 
 void PrepareW4a16Row(OperandFormat format, const float* x, int64_t columns, std::byte* operand) {
-  HB_CHECK(
-      (format == OperandFormat::kBf16 || format == OperandFormat::kInt16) && columns % kBlock == 0,
-      "{} columns", columns);
+  const bool both = format == OperandFormat::kBf16AndInt16;
+  const bool bf16 = both || format == OperandFormat::kBf16;
+  const bool int16 = both || format == OperandFormat::kInt16;
+  HB_CHECK((bf16 || int16) && columns % kBlock == 0, "{} columns", columns);
+  std::byte* integers = operand + (both ? OperandRowBytes(OperandFormat::kBf16, columns) : 0);
   for (int64_t column = 0; column < columns; column += kTileColumns) {
     const int64_t blocks = std::min(kTileColumns, columns - column) / kBlock;
     Int16Tile tile = {};
     __m128i pairs[8] = {};
     for (int64_t b = 0; b < blocks; ++b) {
       const UnitBlock block(x + column + b * kBlock);
-      if (format == OperandFormat::kInt16) {
-        StoreInt16Block(block, b, tile);
-      } else {
+      if (int16) StoreInt16Block(block, b, tile);
+      if (bf16) {
         for (int h = 0; h < 2; ++h) pairs[2 * b + h] = PairsOf(block.Values(h));
       }
     }
-    const auto bytes = static_cast<size_t>(OperandRowBytes(format, kTileColumns));
-    std::memcpy(operand, format == OperandFormat::kInt16 ? static_cast<const void*>(&tile) : pairs,
-                bytes);
-    operand += bytes;
+    if (bf16) {
+      std::memcpy(operand, pairs, sizeof(pairs));
+      operand += sizeof(pairs);
+    }
+    if (int16) {
+      std::memcpy(integers, &tile, sizeof(tile));
+      integers += sizeof(tile);
+    }
   }
 }
 

@@ -14,6 +14,8 @@
 //   Unpack(tile, unpacked)
 //   Add<tokens>(tile, part, x, x_row_bytes, sums)   a tile, Packed or Unpacked, times `tokens` rows
 //                             of activations, added to their sums
+//   MultiplyStrip<tokens>(unpacked, tiles, x, x_row_bytes, token_sums)
+//                             instead of Add, where there is no GEMV (kGemvTokens 0)
 //   Store(sums, y, rows)      the parts of one token to y[0, rows)
 //
 // It lives in an unnamed namespace, as does this: every file compiles its own copy with its own
@@ -79,13 +81,17 @@ struct Strip {
 template <class A, int tokens>
 void StripTimesGroup(const typename A::Unpacked* unpacked, int64_t tiles, const std::byte* x,
                      int64_t x_row_bytes, TokenSums<A>* token_sums) {
-  for (int p = 0; p < A::kParts; ++p) {
-    typename A::Sums sums[tokens];
-    for (int t = 0; t < tokens; ++t) sums[t] = token_sums[t].parts[p];
-    for (int64_t i = 0; i < tiles; ++i) {
-      A::template Add<tokens>(unpacked[i], p, x + i * A::kXTileBytes, x_row_bytes, sums);
+  if constexpr (A::kGemvTokens == 0) {
+    A::template MultiplyStrip<tokens>(unpacked, tiles, x, x_row_bytes, token_sums);
+  } else {
+    for (int p = 0; p < A::kParts; ++p) {
+      typename A::Sums sums[tokens];
+      for (int t = 0; t < tokens; ++t) sums[t] = token_sums[t].parts[p];
+      for (int64_t i = 0; i < tiles; ++i) {
+        A::template Add<tokens>(unpacked[i], p, x + i * A::kXTileBytes, x_row_bytes, sums);
+      }
+      for (int t = 0; t < tokens; ++t) token_sums[t].parts[p] = sums[t];
     }
-    for (int t = 0; t < tokens; ++t) token_sums[t].parts[p] = sums[t];
   }
 }
 
@@ -117,6 +123,7 @@ void GemmPanel(const PackedArguments& a, int64_t panel, int64_t first, int64_t t
       A::Unpack(tile, strip.tiles[n]);
     }
     const std::byte* x = a.x + first * a.x_row_bytes + i * A::kXTileBytes;
+    // Sizes of groups differ by one at most; the last one is of the largest.
     for (int64_t g = 0; g < groups; ++g) {
       const int64_t begin = g * tokens / groups;
       const int64_t end = (g + 1) * tokens / groups;
@@ -129,10 +136,12 @@ void GemmPanel(const PackedArguments& a, int64_t panel, int64_t first, int64_t t
 
 template <class A>
 void RunPanels(const PackedArguments& a) {
-  if (a.tokens <= A::kGemvTokens) {
-    if (a.tokens == 0) return;
-    for (int64_t p = a.panel_begin; p < a.panel_end; ++p) GemvPanelOfTokens<A>(a, p);
-    return;
+  if (a.tokens == 0) return;
+  if constexpr (A::kGemvTokens > 0) {
+    if (a.tokens <= A::kGemvTokens) {
+      for (int64_t p = a.panel_begin; p < a.panel_end; ++p) GemvPanelOfTokens<A>(a, p);
+      return;
+    }
   }
   Strip<A> strip;
   for (int64_t first = 0; first < a.tokens; first += A::kChunkTokens) {

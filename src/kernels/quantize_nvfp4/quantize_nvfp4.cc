@@ -257,6 +257,7 @@ const RowKernels& KernelsFor(CpuIsa isa) {
     case CpuIsa::kAvx2:
       return simd_avx2::kRowKernels;
     case CpuIsa::kAvx512:
+    case CpuIsa::kAmx:
       return simd_avx512::kRowKernels;
   }
   return kScalarKernels;

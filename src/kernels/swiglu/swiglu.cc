@@ -12,6 +12,7 @@ void SwigluRow(const Context& context, const SwigluParams& params,
     case CpuIsa::kAvx2:
       return simd_avx2::SwigluRow(params, arguments);
     case CpuIsa::kAvx512:
+    case CpuIsa::kAmx:
       return simd_avx512::SwigluRow(params, arguments);
   }
 }
