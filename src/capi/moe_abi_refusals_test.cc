@@ -223,6 +223,8 @@ TEST(MoeAbiRefuses, RunsWithWrongArgumentsAndLeavesOutAlone) {
     ExpectRefused(halfbyte_moe_run(layer.get(), workspace.get(), &run), words);
     for (const float x : out) ASSERT_TRUE(std::isnan(x));
   };
+  EXPECT_EQ(RunCapi(layer, workspace, input),  // as many tokens as the workspace takes
+            RunCapi(layer, CreateWorkspace(layer, 99), input));
   const auto shifted = [](const void* p) { return static_cast<const char*>(p) + 1; };
   expect([](auto& r) { r.tokens = -1; }, "tokens: -1");
   expect([](auto& r) { r.tokens = kCapiShape.tokens + 1; }, "the workspace takes 0..5");
