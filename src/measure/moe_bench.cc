@@ -98,8 +98,8 @@ struct Subject {
 };
 
 std::string_view KernelName(const Context& context, const MoeLayer& layer) {
-  if (layer.packed_expert(LocalExpert{0}) == nullptr) return "stored weights";
-  return BestPackedKernel(PackedArithmeticOf(layer.params().arithmetic), context.isa()).name;
+  const PackedKernel* kernel = layer.packed_kernel(context);
+  return kernel == nullptr ? "stored weights" : kernel->name;
 }
 
 // Everything of one run but the weights. Whatever decides how a run goes on is the same on all

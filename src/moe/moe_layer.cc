@@ -113,14 +113,14 @@ std::string_view ArithmeticName(Arithmetic arithmetic) {
   return "?";
 }
 
-PackedArithmetic PackedArithmeticOf(Arithmetic arithmetic) {
+PackedArithmetic PackedArithmeticOf(Arithmetic arithmetic, PackedFormat weights) {
   switch (arithmetic) {
     case Arithmetic::kW4a4:
       return PackedArithmetic::kW4a4;
     case Arithmetic::kW4a8:
       return PackedArithmetic::kW4a8;
     case Arithmetic::kW4a16:
-      return PackedArithmetic::kW4a16;
+      return Bf16ArithmeticOf(weights);
     case Arithmetic::kRef:
       break;  // has no packed form
   }
@@ -284,8 +284,10 @@ void MoeLayer::ComputeSlots(const Block& block) const {
   Down(block);
 }
 
-const PackedKernel& MoeLayer::Kernel(const Context& context) const {
-  return BestPackedKernel(PackedArithmeticOf(params_.arithmetic), context.isa());
+const PackedKernel* MoeLayer::packed_kernel(const Context& context) const {
+  if (!packed_) return nullptr;
+  return &BestPackedKernel(PackedArithmeticOf(params_.arithmetic, packed_->format()),
+                           context.isa());
 }
 
 // operands, row_scales = for every padded row, row source_row(row) of x, or of its codes in kW4a4.
@@ -293,9 +295,9 @@ template <class SourceRow>
 void MoeLayer::PrepareOperands(const Block& block, MatrixView<const float> x,
                                const SourceRow& source_row) const {
   MoeWorkspace& ws = block.workspace;
-  const OperandFormat format = Kernel(block.context).format;
+  const PackedKernel& kernel = *packed_kernel(block.context);
   const int64_t width = x.columns;
-  const int64_t row_bytes = OperandRowBytes(format, width);
+  const int64_t row_bytes = OperandRowBytes(kernel.format, width);
   block.context.pool().ParallelFor(
       ws.plan.offsets().padded_rows(),
       std::max<int64_t>(1, kMinPiece / std::max<int64_t>(1, width)),
@@ -309,11 +311,7 @@ void MoeLayer::PrepareOperands(const Block& block, MatrixView<const float> x,
             ws.row_scales[static_cast<size_t>(row)] =
                 ws.quantized_scales[static_cast<size_t>(from)].value();
           } else {
-            if (params_.arithmetic == Arithmetic::kW4a8) {
-              PrepareInt8Row(x.row(from), width, operand);
-            } else {
-              PrepareW4a16Row(format, x.row(from), width, operand);
-            }
+            PrepareRow(kernel, x.row(from), width, operand);
             ws.row_scales[static_cast<size_t>(row)] = 1.0f;
           }
         }
@@ -326,7 +324,7 @@ void MoeLayer::Multiply(const Block& block, const float* rows, const MoeWorkspac
                         const Factor& factor, MatrixView<float> y) const {
   const int64_t first = block.workspace.plan.offsets().begin(task.expert);
   if (factor.packed != nullptr) {
-    const PackedKernel& kernel = Kernel(block.context);
+    const PackedKernel& kernel = *packed_kernel(block.context);
     const int64_t row_bytes = OperandRowBytes(kernel.format, factor.packed->columns);
     PackedLinearRange(kernel, *factor.packed, block.workspace.operands.get() + first * row_bytes,
                       task.begin, task.end, y);

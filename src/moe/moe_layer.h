@@ -4,9 +4,9 @@
 //
 // Each stage's product is sum(x * w) over operands without their global scales, times alpha in
 // fp32, alpha = global_scale of the activations * global_scale of the weight, separate for gate and
-// up. 4-bit experts are packed when the layer is made, and kernels/packed_linear says how their
-// sums are formed; all others, kRef and layers without rounding compute from the stored bytes
-// (kernels/linear).
+// up. Experts of four bits, FP8 or bf16 are packed when the layer is made, and
+// kernels/packed_linear says how their sums are formed; all others, kRef and layers without
+// rounding compute from the stored bytes (kernels/linear).
 //
 // Arithmetic:
 //   kW4a16  activations as given (bf16 values; before packed 4-bit weights numbers below 1/127 of
@@ -89,8 +89,8 @@ constexpr bool IsFourBitOnly(Arithmetic arithmetic) {
   return arithmetic == Arithmetic::kW4a4 || arithmetic == Arithmetic::kW4a8;
 }
 
-// How the packed kernels compute it; kRef aborts, it has no packed form.
-PackedArithmetic PackedArithmeticOf(Arithmetic arithmetic);
+// How the packed kernels compute it with such weights; kRef aborts, it has no packed form.
+PackedArithmetic PackedArithmeticOf(Arithmetic arithmetic, PackedFormat weights);
 
 // What the activation quantizers of kW4a4 saw.
 struct MoeCounters {
@@ -98,7 +98,7 @@ struct MoeCounters {
   Nvfp4BlockStats down;
 };
 
-// How Create packs 4-bit experts.
+// How Create packs experts.
 struct MoePacking {
   ThreadPool* pool = nullptr;                // null: in the calling thread
   std::function<void(LocalExpert)> release;  // the stored bytes of this expert are needed no more
@@ -111,7 +111,7 @@ class MoeLayer {
   // another format than NVFP4 or MXFP4; kW4a8 with MXFP4 that cannot be packed; a global scale that
   // is not finite and positive; no memory.
   //
-  // NVFP4 and MXFP4 experts are packed (packed_experts.h) for kW4a4, kW4a8, and for kW4a16 with
+  // Experts are packed (packed_experts.h), if they can be, for kW4a4, kW4a8, and for kW4a16 with
   // rounded activations: then nothing reads the stored bytes after Create. All others are computed
   // from the stored bytes, which must outlive the layer.
   static Result<MoeLayer> Create(const MoeParams& params, ExpertPlacement placement,
@@ -142,6 +142,8 @@ class MoeLayer {
   const ExpertPlacement& placement() const { return placement_; }
   // Bytes of weights as stored.
   int64_t weight_bytes() const;
+  // What computes the products; null: kernels/linear, from the stored bytes.
+  const PackedKernel* packed_kernel(const Context& context) const;
   // What the products of this expert are computed from; null if that is the stored bytes.
   const PackedExpert* packed_expert(LocalExpert e) const {
     return packed_ ? &(*packed_)[e] : nullptr;
@@ -171,7 +173,6 @@ class MoeLayer {
     return {&(experts_[static_cast<size_t>(Index(e))].*stored),
             packed_ ? &((*packed_)[e].*packed) : nullptr};
   }
-  const PackedKernel& Kernel(const Context& context) const;
   template <class SourceRow>
   void PrepareOperands(const Block& block, MatrixView<const float> x,
                        const SourceRow& source_row) const;

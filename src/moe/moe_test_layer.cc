@@ -87,12 +87,8 @@ struct Product {
 float PrepareOperand(const PackedKernel& kernel, const std::vector<float>& x,
                      const std::optional<GlobalScale>& static_scale, std::byte* operand) {
   const auto k = static_cast<int64_t>(x.size());
-  if (kernel.arithmetic == PackedArithmetic::kW4a16) {
-    PrepareW4a16Row(kernel.format, x.data(), k, operand);
-    return 1;
-  }
-  if (kernel.arithmetic == PackedArithmetic::kW4a8) {
-    PrepareInt8Row(x.data(), k, operand);
+  if (kernel.arithmetic != PackedArithmetic::kW4a4) {
+    PrepareRow(kernel, x.data(), k, operand);
     return 1;
   }
   const GlobalScale global =
@@ -113,11 +109,11 @@ Product RowTimes(const std::vector<float>& x, WeightMatrix w, const MoeParams& p
   Product product;
   product.sums.resize(static_cast<size_t>(w.rows));
   const MatrixView<float> y{product.sums.data(), 1, w.rows};
-  const bool four_bit = w.format == WeightFormat::kNvfp4 || w.format == WeightFormat::kMxfp4;
-  if (four_bit && (IsFourBitOnly(params.arithmetic) || params.round_activations)) {
-    const PackedKernel kernel =
-        BestPackedKernel(PackedArithmeticOf(params.arithmetic), CpuIsa::kScalar);
+  const bool packs = PackedFormatOf(w).has_value() && params.arithmetic != Arithmetic::kRef;
+  if (packs && (IsFourBitOnly(params.arithmetic) || params.round_activations)) {
     const OwnedPacked packed(w);
+    const PackedKernel kernel = BestPackedKernel(
+        PackedArithmeticOf(params.arithmetic, packed.matrix.format), CpuIsa::kScalar);
     std::vector<std::byte> operand(static_cast<size_t>(OperandRowBytes(kernel.format, w.columns)));
     product.alpha = PrepareOperand(kernel, x, static_scale, operand.data()) *
                     packed.matrix.global_scale.value();

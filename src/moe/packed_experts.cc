@@ -2,17 +2,19 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 namespace halfbyte {
 namespace {
 
-bool IsFourBit(const WeightMatrix& w) {
-  return w.format == WeightFormat::kNvfp4 || w.format == WeightFormat::kMxfp4;
-}
-
-bool AreFourBit(const ExpertWeights& e) {
-  return IsFourBit(e.gate) && IsFourBit(e.up) && IsFourBit(e.down);
+// Of all matrices, if they have the same.
+std::optional<PackedFormat> CommonFormat(const std::vector<ExpertWeights>& experts) {
+  if (experts.empty()) return PackedFormat::kFourBit;
+  const std::optional<PackedFormat> format = PackedFormatOf(experts.front().gate);
+  for (const ExpertWeights& e : experts) {
+    for (const WeightMatrix* w : {&e.gate, &e.up, &e.down}) {
+      if (PackedFormatOf(*w) != format) return std::nullopt;
+    }
+  }
+  return format;
 }
 
 }  // namespace
@@ -20,12 +22,14 @@ bool AreFourBit(const ExpertWeights& e) {
 Result<std::optional<PackedExperts>> PackedExperts::Pack(
     ThreadPool& pool, const std::vector<ExpertWeights>& experts, const ExpertPlacement& placement,
     const std::function<void(LocalExpert)>& packed, std::string_view name) {
-  if (!std::all_of(experts.begin(), experts.end(), AreFourBit)) return std::nullopt;
+  const std::optional<PackedFormat> format = CommonFormat(experts);
+  if (!format) return std::nullopt;
   int64_t bytes = 0;
   for (const ExpertWeights& e : experts) {
     bytes += PackedBytes(e.gate) + PackedBytes(e.up) + PackedBytes(e.down);
   }
   PackedExperts all;
+  all.format_ = *format;
   HB_ASSIGN_OR_RETURN(all.memory_, ZeroedMemory::Allocate(bytes, "packed experts", Pages::kHuge));
   auto* next = reinterpret_cast<uint8_t*>(all.memory_.data());
   for (int32_t i = 0; i < std::ssize(experts); ++i) {

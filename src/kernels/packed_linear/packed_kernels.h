@@ -48,6 +48,20 @@ void W4a16Avx512Vnni(const PackedArguments& arguments);  // with VBMI
 void W4a16Avx512Bf16(const PackedArguments& arguments);
 void W4a16Amx(const PackedArguments& arguments);  // few tokens: W4a16Avx512Vnni
 
+void W8a16Reference(const PackedArguments& arguments);
+void W16a16Reference(const PackedArguments& arguments);
+void W8a16Avx512Bf16(const PackedArguments& arguments);  // with VBMI
+void W16a16Avx512Bf16(const PackedArguments& arguments);
+
 }  // namespace packed_kernels
+
+namespace simd_avx2 {
+void W8a16Fp32(const PackedArguments& arguments);
+void W16a16Fp32(const PackedArguments& arguments);
+}  // namespace simd_avx2
+namespace simd_avx512 {
+void W8a16Fp32(const PackedArguments& arguments);
+void W16a16Fp32(const PackedArguments& arguments);
+}  // namespace simd_avx512
 
 }  // namespace halfbyte

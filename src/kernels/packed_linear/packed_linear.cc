@@ -1,11 +1,66 @@
 #include "kernels/packed_linear/packed_linear.h"
 
+#include <algorithm>
 #include <array>
 
 #include "base/check.h"
 #include "kernels/packed_linear/packed_kernels.h"
 
 namespace halfbyte {
+namespace {
+
+// Of parallel loops: multiply-adds that outweigh the start of a piece, pieces per thread of a large
+// product (so that a thread that lost its processor delays little), elements of rows to prepare.
+constexpr int64_t kMinPiece = 65536;
+constexpr int64_t kPiecesPerThread = 8;
+constexpr int64_t kMinPreparation = 32768;
+
+PackedFormat FormatOf(PackedArithmetic arithmetic) {
+  return arithmetic == PackedArithmetic::kW16a16  ? PackedFormat::kBf16
+         : arithmetic == PackedArithmetic::kW8a16 ? PackedFormat::kFp8
+                                                  : PackedFormat::kFourBit;
+}
+
+// Of W8a16 and W16a16.
+std::vector<PackedKernel> WideKernels(PackedArithmetic arithmetic, CpuIsa isa) {
+  const bool fp8 = arithmetic == PackedArithmetic::kW8a16;
+  std::vector<PackedKernel> kernels;
+  const auto add = [&](const char* w8, void (*run8)(const PackedArguments&), const char* w16,
+                       void (*run16)(const PackedArguments&), OperandFormat format) {
+    kernels.push_back({fp8 ? w8 : w16, arithmetic, format, fp8 ? run8 : run16});
+  };
+  add("w8a16 reference", packed_kernels::W8a16Reference, "w16a16 reference",
+      packed_kernels::W16a16Reference, OperandFormat::kFp32);
+  if (isa >= CpuIsa::kAvx2) {
+    add("w8a16 avx2", simd_avx2::W8a16Fp32, "w16a16 avx2", simd_avx2::W16a16Fp32,
+        OperandFormat::kFp32);
+  }
+  // Same bits, so it is a matter of speed: Intel's vdpbf16ps is slower than its two fp32 units.
+  const bool bf16 = isa >= CpuIsa::kAvx512 && __builtin_cpu_supports("avx512bf16") &&
+                    __builtin_cpu_supports("avx512vbmi");
+  const auto add_bf16 = [&] {
+    add("w8a16 avx512-bf16", packed_kernels::W8a16Avx512Bf16, "w16a16 avx512-bf16",
+        packed_kernels::W16a16Avx512Bf16, OperandFormat::kPairs);
+  };
+  if (bf16 && __builtin_cpu_is("intel")) add_bf16();
+  if (isa >= CpuIsa::kAvx512) {
+    add("w8a16 avx512", simd_avx512::W8a16Fp32, "w16a16 avx512", simd_avx512::W16a16Fp32,
+        OperandFormat::kFp32);
+  }
+  if (bf16 && !__builtin_cpu_is("intel")) add_bf16();
+  return kernels;
+}
+
+// Columns [begin, end) of y times the scale of w.
+void Scale(const PackedMatrix& w, int64_t begin, int64_t end, MatrixView<float> y) {
+  const float scale = w.global_scale.value();
+  if (scale == 1) return;
+  for (int64_t t = 0; t < y.rows; ++t) {
+    for (int64_t n = begin; n < end; ++n) y.row(t)[n] *= scale;
+  }
+}
+
+}  // namespace
 
 std::vector<PackedKernel> PackedKernels(PackedArithmetic arithmetic, CpuIsa isa) {
   const bool avx2 = isa != CpuIsa::kScalar;
@@ -13,6 +68,7 @@ std::vector<PackedKernel> PackedKernels(PackedArithmetic arithmetic, CpuIsa isa)
   const bool vnni =
       avx512 && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi");
   std::vector<PackedKernel> kernels;
+  if (FormatOf(arithmetic) != PackedFormat::kFourBit) return WideKernels(arithmetic, isa);
   if (arithmetic != PackedArithmetic::kW4a16) {
     // Both run the same kernels; their operands differ.
     const bool a4 = arithmetic == PackedArithmetic::kW4a4;
@@ -48,11 +104,10 @@ std::vector<PackedKernel> PackedKernels(PackedArithmetic arithmetic, CpuIsa isa)
 }
 
 const PackedKernel& BestPackedKernel(PackedArithmetic arithmetic, CpuIsa isa) {
-  using Table = std::array<std::array<PackedKernel, 4>, 3>;
+  using Table = std::array<std::array<PackedKernel, 4>, std::size(kPackedArithmetics)>;
   static const Table table = [] {
     Table best;
-    for (const PackedArithmetic a :
-         {PackedArithmetic::kW4a4, PackedArithmetic::kW4a8, PackedArithmetic::kW4a16}) {
+    for (const PackedArithmetic a : kPackedArithmetics) {
       for (const CpuIsa i : {CpuIsa::kScalar, CpuIsa::kAvx2, CpuIsa::kAvx512, CpuIsa::kAmx}) {
         best[static_cast<size_t>(a)][static_cast<size_t>(i)] = PackedKernels(a, i).back();
       }
@@ -67,6 +122,8 @@ void PackedLinearRange(const PackedKernel& kernel, const PackedMatrix& w, const 
   HB_CHECK(y.columns == w.rows && 0 <= begin && begin <= end && end <= w.rows &&
                begin % kPanelRows == 0 && (end % kPanelRows == 0 || end == w.rows),
            "columns [{}, {}) of y [{}, {}] for {} rows", begin, end, y.rows, y.columns, w.rows);
+  HB_CHECK(FormatOf(kernel.arithmetic) == w.format, "{} for weights of another format",
+           kernel.name);
   kernel.run({.w = w.data,
               .tiles = w.tiles(),
               .rows = w.rows,
@@ -76,6 +133,41 @@ void PackedLinearRange(const PackedKernel& kernel, const PackedMatrix& w, const 
               .x_row_bytes = OperandRowBytes(kernel.format, w.columns),
               .tokens = y.rows,
               .y = y.data});
+}
+
+void PackedLinear(const Context& context, MatrixView<const float> x, int64_t groups,
+                  const PackedMatrix& w, std::byte* operands, MatrixView<float> y) {
+  const int64_t group_rows = w.rows / groups;
+  HB_CHECK(x.columns == groups * w.columns && w.rows == groups * group_rows && y.rows == x.rows &&
+               y.columns == w.rows && (groups == 1 || group_rows % kPanelRows == 0),
+           "x [{}, {}], {} groups, w [{}, {}], y [{}, {}]", x.rows, x.columns, groups, w.rows,
+           w.columns, y.rows, y.columns);
+  const PackedKernel& kernel = BestPackedKernel(Bf16ArithmeticOf(w.format), context.isa());
+  const int64_t row_bytes = OperandRowBytes(kernel.format, w.columns);
+  // Rows of one group side by side.
+  context.pool().ParallelFor(
+      groups * x.rows, std::max<int64_t>(1, kMinPreparation / std::max<int64_t>(1, w.columns)),
+      [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+          const float* row = x.row(i % x.rows) + i / x.rows * w.columns;
+          PrepareRow(kernel, row, w.columns, operands + i * row_bytes);
+        }
+      });
+  const int64_t panels = (group_rows + kPanelRows - 1) / kPanelRows;  // of a group
+  const int64_t panel_work = std::max<int64_t>(1, x.rows * w.columns * kPanelRows);
+  const int64_t grain = std::max((kMinPiece + panel_work - 1) / panel_work,
+                                 groups * panels / (kPiecesPerThread * context.pool().threads()));
+  context.pool().ParallelFor(groups * panels, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t next = begin; next < end;) {
+      const int64_t group = next / panels;
+      const int64_t stop = std::min(end, (group + 1) * panels);
+      const int64_t first = next * kPanelRows;
+      const int64_t last = std::min(stop * kPanelRows, w.rows);
+      PackedLinearRange(kernel, w, operands + group * x.rows * row_bytes, first, last, y);
+      Scale(w, first, last, y);
+      next = stop;
+    }
+  });
 }
 
 }  // namespace halfbyte

@@ -85,16 +85,10 @@ std::vector<std::byte> Operand(const PackedKernel& kernel, int64_t tokens, int64
   for (int64_t t = 0; t < tokens; ++t) {
     std::byte* row = operand.data() + t * bytes;
     for (float& value : x) value = normal(random);
-    switch (kernel.arithmetic) {
-      case PackedArithmetic::kW4a4:
-        PrepareNvfp4Row(codes.data(), scales.data(), columns, row);
-        break;
-      case PackedArithmetic::kW4a8:
-        PrepareInt8Row(x.data(), columns, row);
-        break;
-      case PackedArithmetic::kW4a16:
-        PrepareW4a16Row(kernel.format, x.data(), columns, row);
-        break;
+    if (kernel.arithmetic == PackedArithmetic::kW4a4) {
+      PrepareNvfp4Row(codes.data(), scales.data(), columns, row);
+    } else {
+      PrepareRow(kernel, x.data(), columns, row);
     }
   }
   return operand;

@@ -82,23 +82,21 @@ struct Activations {
       }
       case PackedArithmetic::kW4a16:
         return UnitBlock(&values[i / 16 * 16]).values[i % 16];
+      default:
+        return 0;
     }
-    return 0;
   }
 
   std::vector<std::byte> Operand(const PackedKernel& kernel, int64_t first, int64_t count) const {
     const int64_t bytes = OperandRowBytes(kernel.format, columns);
     std::vector<std::byte> out(static_cast<size_t>(count * bytes), std::byte{0xee});
     for (int64_t r = 0; r < count; ++r) {
-      if (kernel.arithmetic == PackedArithmetic::kW4a8) {
-        PrepareInt8Row(values.data() + (first + r) * columns, columns, out.data() + r * bytes);
-      } else if (kernel.format == OperandFormat::kInt8) {
+      if (kernel.arithmetic == PackedArithmetic::kW4a4) {
         PrepareNvfp4Row(codes.data() + (first + r) * columns / 2,
                         scales.data() + (first + r) * columns / 16, columns,
                         out.data() + r * bytes);
       } else {
-        PrepareW4a16Row(kernel.format, values.data() + (first + r) * columns, columns,
-                        out.data() + r * bytes);
+        PrepareRow(kernel, values.data() + (first + r) * columns, columns, out.data() + r * bytes);
       }
     }
     return out;
@@ -198,8 +196,9 @@ Expected ExpectedOf(PackedArithmetic arithmetic, const FourBitWeights& w, int64_
       return W4a8Of(w, n, x, t);
     case PackedArithmetic::kW4a16:
       return W4a16Of(w, n, x, t);
+    default:
+      return {};
   }
-  return {};
 }
 
 // Of the header's bound, in units of 2^-24 of the sum of magnitudes.

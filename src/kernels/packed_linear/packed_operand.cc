@@ -10,6 +10,7 @@
 #include "kernels/packed_linear/packed_kernels.h"
 #include "kernels/packed_linear/packed_linear.h"
 #include "numerics/e4m3.h"
+#include "tensor/scale_layout.h"
 
 namespace halfbyte {
 namespace {
@@ -31,11 +32,11 @@ int32_t SumOf(__m128i bytes) {
   return _mm_cvtsi128_si32(_mm_add_epi32(twos, _mm_shuffle_epi32(twos, 0xb1)));
 }
 
-// Eight numbers to the nearest bf16, ties to even; below 2^-100 to zero; NaN stays NaN.
-__m256i RoundToBf16(const float* x) {
+// Eight numbers to the nearest bf16, ties to even; below `least` to zero; NaN stays NaN.
+__m256i RoundToBf16(const float* x, float least) {
   const __m256 value = _mm256_loadu_ps(x);
   const __m256 magnitude = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), value);
-  const __m256 keep = _mm256_cmp_ps(magnitude, _mm256_set1_ps(0x1p-100f), _CMP_NLT_UQ);
+  const __m256 keep = _mm256_cmp_ps(magnitude, _mm256_set1_ps(least), _CMP_NLT_UQ);
   const __m256 nan = _mm256_cmp_ps(value, value, _CMP_UNORD_Q);
   const __m256i bits = _mm256_castps_si256(_mm256_and_ps(value, keep));
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
@@ -92,8 +93,8 @@ struct UnitBlock {
   float unit;
 
   explicit UnitBlock(const float* x) {
-    const __m256 lo = _mm256_castsi256_ps(RoundToBf16(x));
-    const __m256 hi = _mm256_castsi256_ps(RoundToBf16(x + 8));
+    const __m256 lo = _mm256_castsi256_ps(RoundToBf16(x, 0x1p-100f));
+    const __m256 hi = _mm256_castsi256_ps(RoundToBf16(x + 8, 0x1p-100f));
     unit = UnitOf(std::bit_cast<float>(LargestBits(lo, hi)));
     const __m256 inverse = _mm256_set1_ps(unit > 0 ? 1 / unit : 0);
     multiples[0] = _mm256_cvtps_epi32(_mm256_mul_ps(lo, inverse));
@@ -130,49 +131,7 @@ void StoreInt16Block(const UnitBlock& block, int64_t b, Int16Tile& tile) {
   tile.scale[b] = block.unit * 0x1p77f;
 }
 
-}  // namespace
-
-int64_t OperandRowBytes(OperandFormat format, int64_t columns) {
-  const int64_t tiles = (columns + kTileColumns - 1) / kTileColumns;
-  switch (format) {
-    case OperandFormat::kInt8:
-      return tiles * int64_t{sizeof(Int8Tile)};
-    case OperandFormat::kInt16:
-      return tiles * int64_t{sizeof(Int16Tile)};
-    case OperandFormat::kBf16:
-      return tiles * kTileColumns * 2;
-    case OperandFormat::kBf16AndInt16:
-      return OperandRowBytes(OperandFormat::kBf16, columns) +
-             OperandRowBytes(OperandFormat::kInt16, columns);
-    case OperandFormat::kFp32:
-      return tiles * kTileColumns * 4;
-  }
-  return 0;
-}
-
-int64_t MaxOperandRowBytes(int64_t columns) {
-  return OperandRowBytes(OperandFormat::kBf16AndInt16, columns);
-}
-
-void PrepareNvfp4Row(const uint8_t* codes, const uint8_t* block_scales, int64_t columns,
-                     std::byte* operand) {
-  for (int64_t column = 0; column < columns; column += kTileColumns) {
-    Int8Tile tile = {};
-    const int64_t blocks = std::min(kTileColumns, columns - column) / kBlock;
-    for (int64_t b = 0; b < blocks; ++b) {
-      const int64_t block = column / kBlock + b;
-      const __m128i doubled = DoubledCodes(codes + block * kBlock / 2);
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(tile.codes[0] + b * kBlock), doubled);
-      tile.bias[b] = -12 * SumOf(doubled);
-      tile.scale[b] = E4m3ToFloat(block_scales[block]) * 0x1p58f;
-    }
-    std::memcpy(operand, &tile, sizeof(tile));
-    operand += sizeof(tile);
-  }
-}
-
 void PrepareInt8Row(const float* x, int64_t columns, std::byte* operand) {
-  HB_CHECK(columns % kBlock == 0, "{} columns", columns);
   for (int64_t column = 0; column < columns; column += kTileColumns) {
     Int8Tile tile = {};
     const int64_t blocks = std::min(kTileColumns, columns - column) / kBlock;
@@ -183,29 +142,27 @@ void PrepareInt8Row(const float* x, int64_t columns, std::byte* operand) {
 }
 
 void PrepareBf16Row(OperandFormat format, const float* x, int64_t columns, std::byte* operand) {
-  HB_CHECK((format == OperandFormat::kBf16 || format == OperandFormat::kFp32) && columns % 8 == 0,
-           "{} columns", columns);
-  const int64_t row_bytes = OperandRowBytes(format, columns);
   const int64_t step = format == OperandFormat::kFp32 ? 32 : 16;  // bytes of eight columns
-  const __m256i order = _mm256_setr_epi32(2, 0, 6, 4, 3, 1, 7, 5);
   std::byte* out = operand;
   for (int64_t k = 0; k < columns; k += 8, out += step) {
-    const __m256i rounded = RoundToBf16(x + k);
+    const __m256i rounded = RoundToBf16(x + k, 0x1p-60f);
     if (format == OperandFormat::kFp32) {
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out),
-                          _mm256_permutevar8x32_epi32(rounded, order));
-    } else {
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(out), PairsOf(rounded));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), rounded);
+      continue;
     }
+    // [second, first] of each two.
+    const __m256i pairs = _mm256_or_si256(rounded, _mm256_srli_epi64(rounded, 48));
+    const __m256i chosen =
+        _mm256_permutevar8x32_epi32(pairs, _mm256_setr_epi32(0, 2, 4, 6, 0, 0, 0, 0));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm256_castsi256_si128(chosen));
   }
-  std::memset(out, 0, static_cast<size_t>(operand + row_bytes - out));
+  std::memset(out, 0, static_cast<size_t>(operand + OperandRowBytes(format, columns) - out));
 }
 
 void PrepareW4a16Row(OperandFormat format, const float* x, int64_t columns, std::byte* operand) {
   const bool both = format == OperandFormat::kBf16AndInt16;
   const bool bf16 = both || format == OperandFormat::kBf16;
   const bool int16 = both || format == OperandFormat::kInt16;
-  HB_CHECK((bf16 || int16) && columns % kBlock == 0, "{} columns", columns);
   std::byte* integers = operand + (both ? OperandRowBytes(OperandFormat::kBf16, columns) : 0);
   for (int64_t column = 0; column < columns; column += kTileColumns) {
     const int64_t blocks = std::min(kTileColumns, columns - column) / kBlock;
@@ -227,6 +184,67 @@ void PrepareW4a16Row(OperandFormat format, const float* x, int64_t columns, std:
       integers += sizeof(tile);
     }
   }
+}
+
+}  // namespace
+
+int64_t OperandRowBytes(OperandFormat format, int64_t columns) {
+  const int64_t tiles = (columns + kTileColumns - 1) / kTileColumns;
+  const int64_t wide_columns = RoundUp(columns, TileOf(PackedFormat::kFp8).columns);
+  switch (format) {
+    case OperandFormat::kInt8:
+      return tiles * int64_t{sizeof(Int8Tile)};
+    case OperandFormat::kInt16:
+      return tiles * int64_t{sizeof(Int16Tile)};
+    case OperandFormat::kBf16:
+      return tiles * kTileColumns * 2;
+    case OperandFormat::kBf16AndInt16:
+      return OperandRowBytes(OperandFormat::kBf16, columns) +
+             OperandRowBytes(OperandFormat::kInt16, columns);
+    case OperandFormat::kPairs:
+      return wide_columns * 2;
+    case OperandFormat::kFp32:
+      return wide_columns * 4;
+  }
+  return 0;
+}
+
+int64_t MaxOperandRowBytes(int64_t columns) {
+  return std::max(OperandRowBytes(OperandFormat::kBf16AndInt16, columns),
+                  OperandRowBytes(OperandFormat::kFp32, columns));
+}
+
+void PrepareNvfp4Row(const uint8_t* codes, const uint8_t* block_scales, int64_t columns,
+                     std::byte* operand) {
+  for (int64_t column = 0; column < columns; column += kTileColumns) {
+    Int8Tile tile = {};
+    const int64_t blocks = std::min(kTileColumns, columns - column) / kBlock;
+    for (int64_t b = 0; b < blocks; ++b) {
+      const int64_t block = column / kBlock + b;
+      const __m128i doubled = DoubledCodes(codes + block * kBlock / 2);
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(tile.codes[0] + b * kBlock), doubled);
+      tile.bias[b] = -12 * SumOf(doubled);
+      tile.scale[b] = E4m3ToFloat(block_scales[block]) * 0x1p58f;
+    }
+    std::memcpy(operand, &tile, sizeof(tile));
+    operand += sizeof(tile);
+  }
+}
+
+void PrepareRow(const PackedKernel& kernel, const float* x, int64_t columns, std::byte* operand) {
+  HB_CHECK(columns % kBlock == 0, "{} columns", columns);
+  switch (kernel.arithmetic) {
+    case PackedArithmetic::kW4a4:
+      break;  // PrepareNvfp4Row
+    case PackedArithmetic::kW4a8:
+      return PrepareInt8Row(x, columns, operand);
+    case PackedArithmetic::kW4a16:
+      return PrepareW4a16Row(kernel.format, x, columns, operand);
+    case PackedArithmetic::kW8a16:
+    case PackedArithmetic::kW16a16:
+      return PrepareBf16Row(kernel.format, x, columns, operand);
+  }
+  HB_CHECK(false, "{} takes codes", kernel.name);
 }
 
 }  // namespace halfbyte

@@ -1,0 +1,164 @@
+// W8a16 and W16a16 of packed_linear.h with AVX-512 BF16. `vdpbf16ps` adds the product of the upper
+// halves first, then that of the lower ones, each rounded like a fused multiply-add.
+#include <immintrin.h>
+
+#include "kernels/packed_linear/packed_tile.h"
+#include "kernels/packed_linear/panel_driver.h"
+
+namespace halfbyte::packed_kernels {
+namespace {
+
+// Bytes of the bf16 numbers that E4M3 magnitudes are, upper and lower.
+struct E4m3Tables {
+  alignas(64) uint8_t upper[128];
+  alignas(64) uint8_t lower[128];
+};
+constexpr E4m3Tables MakeE4m3Tables() {
+  E4m3Tables tables = {};
+  for (int byte = 1; byte < 128; ++byte) {
+    int exponent = byte >> 3;
+    int mantissa = byte & 7;
+    if (exponent == 0) {
+      for (exponent = 1; mantissa < 8; mantissa *= 2) --exponent;
+      mantissa &= 7;
+    }
+    const int bits = ((exponent + 120) << 7) | (mantissa << 4);
+    tables.upper[byte] = static_cast<uint8_t>(bits >> 8);
+    tables.lower[byte] = static_cast<uint8_t>(bits & 0xff);
+  }
+  return tables;
+}
+constexpr E4m3Tables kE4m3 = MakeE4m3Tables();
+
+inline __m512 Dot(__m512 sum, __m512i w, const std::byte* x) {
+  return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(w),
+                          reinterpret_cast<__m512bh>(_mm512_set1_epi32(LoadInt32(x))));
+}
+
+// A format of weights: Tile as stored, Unpacked, the pairs 2v and 2v + 1 of block b of either.
+struct Bf16Weights {
+  static constexpr int64_t kTileBytes = 2048;
+  static constexpr int64_t kPrefetchBytes = kTileBytes;
+  static constexpr int kBlocks = 4;
+  static constexpr int64_t kStripTiles = 4;
+
+  struct Packed {
+    const uint8_t* tile;
+
+    explicit Packed(const uint8_t* tile_in) : tile(tile_in) {}
+    void Pairs(int b, int v, __m512i* w) const {
+      w[0] = _mm512_load_si512(tile + b * 512 + v * 128);
+      w[1] = _mm512_load_si512(tile + b * 512 + v * 128 + 64);
+    }
+    __m512 Scaled(__m512 dot, __m512 sum) const { return _mm512_add_ps(dot, sum); }
+  };
+  // There is nothing to take apart.
+  struct Unpacked : Packed {
+    Unpacked() : Packed(nullptr) {}
+  };
+  static void Unpack(const uint8_t* tile, Unpacked& out) { out.tile = tile; }
+};
+
+struct Fp8Weights {
+  static constexpr int64_t kTileBytes = 2112;
+  static constexpr int64_t kScaleOffset = 2048;
+  static constexpr int64_t kPrefetchBytes = kTileBytes;
+  static constexpr int kBlocks = 8;
+  static constexpr int64_t kStripTiles = 2;
+
+  struct Packed {
+    const uint8_t* tile;
+
+    explicit Packed(const uint8_t* tile_in) : tile(tile_in) {}
+    void Pairs(int b, int v, __m512i* w) const {
+      const auto look_up = [](const uint8_t* table, __m512i index) {
+        return _mm512_permutex2var_epi8(_mm512_load_si512(table), index,
+                                        _mm512_load_si512(table + 64));
+      };
+      const __m512i bytes = _mm512_load_si512(tile + b * 256 + v * 64);
+      const __m512i lower = look_up(kE4m3.lower, bytes);
+      // upper | (bytes & sign)
+      const __m512i upper = _mm512_ternarylogic_epi32(look_up(kE4m3.upper, bytes), bytes,
+                                                      _mm512_set1_epi8(-0x80), 0xf8);
+      w[0] = _mm512_unpacklo_epi8(lower, upper);
+      w[1] = _mm512_unpackhi_epi8(lower, upper);
+    }
+    __m512 Scaled(__m512 dot, __m512 sum) const {
+      return _mm512_fmadd_ps(dot, _mm512_load_ps(tile + kScaleOffset), sum);
+    }
+  };
+  struct Unpacked {
+    alignas(64) uint8_t pairs[kBlocks * 512];
+    alignas(64) float scales[16];
+
+    void Pairs(int b, int v, __m512i* w) const {
+      w[0] = _mm512_load_si512(pairs + b * 512 + v * 128);
+      w[1] = _mm512_load_si512(pairs + b * 512 + v * 128 + 64);
+    }
+    __m512 Scaled(__m512 dot, __m512 sum) const {
+      return _mm512_fmadd_ps(dot, _mm512_load_ps(scales), sum);
+    }
+  };
+  static void Unpack(const uint8_t* tile, Unpacked& out) {
+    const Packed packed(tile);
+    for (int b = 0; b < kBlocks; ++b) {
+#pragma GCC unroll 4
+      for (int v = 0; v < 4; ++v) {
+        __m512i w[2];
+        packed.Pairs(b, v, w);
+        _mm512_store_si512(out.pairs + b * 512 + v * 128, w[0]);
+        _mm512_store_si512(out.pairs + b * 512 + v * 128 + 64, w[1]);
+      }
+    }
+    _mm512_store_ps(out.scales, _mm512_load_ps(tile + kScaleOffset));
+  }
+};
+
+template <class Weights>
+struct WideDot : Weights {
+  static constexpr int64_t kXTileBytes = Weights::kBlocks * 32;
+  static constexpr int kGemvTokens = 4;
+  static constexpr int64_t kChunkTokens = 128;
+  static constexpr int kGroup = 8;
+  static constexpr int kParts = 1;
+
+  struct Sums {
+    __m512 parity[2];
+  };
+
+  template <int tokens, class Tile>
+  [[gnu::always_inline]] static inline void Add(const Tile& tile, int /*part*/, const std::byte* x,
+                                                int64_t x_row_bytes, Sums* sums) {
+#pragma GCC unroll 8
+    for (int b = 0; b < Weights::kBlocks; ++b) {
+      __m512 dot[tokens];
+      for (int t = 0; t < tokens; ++t) dot[t] = _mm512_setzero_ps();
+#pragma GCC unroll 4
+      for (int v = 0; v < 4; ++v) {
+        __m512i w[2];
+        tile.Pairs(b, v, w);
+#pragma GCC unroll 8
+        for (int t = 0; t < tokens; ++t) {
+          const std::byte* pairs = x + t * x_row_bytes + 32 * b + 8 * v;
+          dot[t] = Dot(Dot(dot[t], w[0], pairs), w[1], pairs + 4);
+        }
+      }
+      for (int t = 0; t < tokens; ++t) {
+        __m512& sum = sums[t].parity[b % 2];
+        sum = tile.Scaled(dot[t], sum);
+      }
+    }
+  }
+
+  static void Store(const Sums (&sums)[1], float* y, int64_t rows) {
+    const auto mask = static_cast<__mmask16>((1 << rows) - 1);
+    _mm512_mask_storeu_ps(y, mask, _mm512_add_ps(sums[0].parity[0], sums[0].parity[1]));
+  }
+};
+
+}  // namespace
+
+void W8a16Avx512Bf16(const PackedArguments& a) { RunPanels<WideDot<Fp8Weights>>(a); }
+void W16a16Avx512Bf16(const PackedArguments& a) { RunPanels<WideDot<Bf16Weights>>(a); }
+
+}  // namespace halfbyte::packed_kernels
