@@ -1,6 +1,6 @@
 """Installs ./python with pip into a fresh virtual environment and runs its tests there.
 
-    python3 python_test.py SOURCE_DIR WORK_DIR
+    python3 python_test.py SOURCE_DIR WORK_DIR COMPILER
 
 Exits 77, which ctest calls skipped, if Python's headers, venv or the packages that pip would fetch
 are not to be had on this machine.
@@ -15,6 +15,7 @@ import sysconfig
 
 SKIPPED = 77
 SOURCE, WORK = map(pathlib.Path, sys.argv[1:3])
+COMPILER = sys.argv[3]
 
 
 def skip(reason):
@@ -50,8 +51,8 @@ def main():
     pip = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
     if run(*pip, *build_requirements(), "numpy>=1.24", "pytest>=8") != 0:
         skip("pip cannot fetch its packages")
-    # Objects that the build of the repository itself has made are not compiled again.
-    os.environ.update(CCACHE_NOHASHDIR="1", CCACHE_BASEDIR=str(SOURCE))
+    # As in the build of the repository itself, letter for letter: then ccache has every object.
+    os.environ["CXX"] = COMPILER
     if run(*pip, "--no-build-isolation", SOURCE / "python") != 0:
         return 1
     if run(python, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider",
