@@ -10,14 +10,20 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
+#include <set>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "base/result.h"
 #include "engine/executor.h"
+#include "engine/prefix_cache.h"
+#include "engine/sequence_life.h"
 #include "engine/step_plan.h"
+#include "model/kv_pages.h"
 
 namespace halfbyte {
 
@@ -25,7 +31,6 @@ struct SchedulerOptions {
   int64_t max_sequences = 16;
   int64_t max_batch_tokens = 512;  // of one step; at least max_sequences + 128
   bool prefix_cache = true;
-  std::string cache_seed;  // what cached rows depend on: model, formats
 };
 
 // What the scheduler must know of a request.
@@ -41,19 +46,19 @@ struct ScheduledRequest {
 // What became of one choice in a step.
 struct DrawnToken {
   SequenceId sequence;
-  std::optional<int32_t> token;  // absent: nothing could be drawn, or nothing was wanted
+  std::optional<int32_t> token;  // absent: none could be drawn; the sequence is finished then
   bool finished = false;         // the sequence ends here and its memory is freed
 };
 
-struct StepResult {
-  std::vector<DrawnToken> drawn;  // for each of the plan's drawing choices, in order
-};
+// For each of the plan's drawing choices, in order.
+using StepResult = std::vector<DrawnToken>;
 
+// Counters run since the start.
 struct SchedulerCounts {
-  int64_t waiting = 0;  // sequences by state
+  int64_t waiting = 0;  // sequences in the queue; choices that wait for their prompt are not
   int64_t running = 0;
-  int64_t preemptions = 0;  // since the start, as all below
-  int64_t cache_queried_tokens = 0;
+  int64_t preemptions = 0;
+  int64_t cache_queried_tokens = 0;  // of prompts at their first admission
   int64_t cache_hit_tokens = 0;
   int64_t cache_missed_snapshot_tokens = 0;  // blocks found, but no snapshot to continue from
   KvPoolSizes pool_sizes;
@@ -66,10 +71,9 @@ class Scheduler {
   // Errors: limits under which no progress is certain, with the arithmetic (server.md §1.3, §1.4).
   static Result<std::unique_ptr<Scheduler>> Create(const ExecutorLimits& limits,
                                                    const SchedulerOptions& options);
-  ~Scheduler();
 
-  // To the tail of the queue. The request must be valid: ids in the vocabulary, prompt and what may
-  // be drawn within max_model_len.
+  // To the tail of the queue. The request must be valid: at least one token, prompt and what may be
+  // drawn within max_model_len.
   void Add(ScheduledRequest request);
 
   // The next step; empty if nothing can or need be done. Nothing but Advance may follow a plan that
@@ -81,18 +85,64 @@ class Scheduler {
   // was).
   bool Cancel(RequestId request);
 
-  // Tokens of the prompt that the first admission found in the cache; absent while waiting.
-  std::optional<int64_t> CachedTokens(RequestId request) const;
-  int64_t Preemptions(RequestId request) const;
+  // Of a request that has not ended.
+  struct RequestCounts {
+    bool admitted = false;      // at least once
+    int64_t cached_tokens = 0;  // of the prompt, found at the first admission
+    int64_t preemptions = 0;
+  };
+  RequestCounts CountsOf(RequestId request) const;
   SchedulerCounts Counts() const;
   // Gives up what the prefix cache holds; afterwards, without requests, every pool is as at the
   // start.
-  void ClearPrefixCache();
+  void ClearPrefixCache() { cache_.Clear(); }
 
  private:
-  class State;
-  explicit Scheduler(std::unique_ptr<State> state);
-  std::unique_ptr<State> state_;
+  struct RequestEntry {
+    ScheduledRequest request;
+    RequestCounts counts;
+    int64_t unfinished = 0;  // choices
+  };
+  struct Entry {
+    RequestEntry* request = nullptr;
+    // Prompt and output so far; empty for a choice that waits for the first one to do the prompt.
+    std::vector<int32_t> tokens;
+    SequenceLife life;
+
+    int64_t left() { return std::ssize(tokens) - life.memory().sequence.position(); }
+  };
+
+  Scheduler(const ExecutorLimits& limits, const SchedulerOptions& options);
+  Status CheckLimits() const;
+
+  void PlanDecodes(StepPlan& plan);
+  void PlanPrefills(StepPlan& plan);
+  void AdmitWaiting(StepPlan& plan);
+  bool Admit(SequenceId id, StepPlan& plan);
+  void PlanChunk(SequenceId id, Entry& entry, StepPlan& plan);
+  bool MakeRoomToDecode(SequenceId id, Entry& entry);
+  void Preempt(SequenceId id);
+
+  void AdvanceItem(const PlanItem& item, std::span<const DrawnToken> drawn);
+  void CompleteBlocks(Entry& entry);
+  int64_t NextSnapshot(Entry& entry, int64_t position) const;
+  void StartChoices(const PlanItem& item, std::span<const DrawnToken> drawn);
+  void ForkOrQueue(SequenceId id, Entry& from, int32_t token);
+  void Finish(SequenceId id);
+  bool AnotherMayRun() const;
+
+  const ExecutorLimits limits_;
+  const SchedulerOptions options_;
+  KvPages pages_;
+  PrefixCache cache_;
+  std::map<RequestId, RequestEntry> requests_;
+  std::map<SequenceId, Entry> entries_;
+  std::set<SequenceId> waiting_;  // in the order of arrival, as all of these
+  std::set<SequenceId> running_;
+  StepPlan next_;  // what the coming step owes to the last one: saves and copies
+  std::optional<StepPlan> in_flight_;
+  int64_t steps_ = 0;
+  SchedulerCounts counts_;
 };
 
 }  // namespace halfbyte

@@ -37,12 +37,12 @@ struct PlanItem {
 
 struct StepPlan {
   int64_t number = 0;  // of the step, from 1
-  // In this order: copies (a fork's own pages), restored tails, the items, saved tails. Copies are
-  // done one after another.
+  // To be done in this order, one after another. Saves and copies (of a fork's own pages) come from
+  // the step before and see what it left.
+  std::vector<TailMove> saves;
   std::vector<PageCopy> copies;
   std::vector<TailMove> restores;
   std::vector<PlanItem> items;  // no sequence twice
-  std::vector<TailMove> saves;  // at the positions reached after the items
 
   bool empty() const { return items.empty(); }
   int64_t tokens() const;
