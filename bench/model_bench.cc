@@ -78,7 +78,7 @@ void Decode(benchmark::State& state) {
     cache = *model.NewCache({.sequences = count, .context_tokens = count * context});
     for (int64_t i = 0; i < count; ++i) {
       sequences.push_back(*cache->NewSequence());
-      const BatchItem item{&sequences.back(), prompt, BatchItem::Logits::kNone};
+      const BatchItem item{&sequences.back(), prompt, LogitsWanted::kNone};
       if (!model.Forward(*cache, {&item, 1})) std::exit(1);
     }
   };

@@ -5,19 +5,16 @@
 
 #include "kernels/attention/attention.h"
 #include "kernels/elementwise/elementwise.h"
-#include "kernels/grouped_linear/grouped_linear.h"
 #include "kernels/indexer/indexer.h"
-#include "kernels/linear/linear.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "model/rope_config.h"
 
 namespace halfbyte {
 namespace {
 
-MatrixView<float> RoundedProduct(const Step& step, MatrixView<const float> x,
-                                 const WeightMatrix& w) {
-  const MatrixView<float> y = step.arena->Matrix(x.rows, w.rows);
-  Linear(*step.context, x, w, y);
+MatrixView<float> RoundedProduct(const Step& step, MatrixView<const float> x, const Projection& w) {
+  const MatrixView<float> y = step.arena->Matrix(x.rows, w.rows());
+  w.Forward(step, x, y);
   RoundRows(*step.context, step.rounding, y);
   return y;
 }
@@ -55,28 +52,29 @@ Result<AttentionBlock> AttentionBlock::Load(const WeightLoader& loader, int64_t 
   block.layer_ = layer;
   block.kind_ = config.layers[static_cast<size_t>(layer)];
   block.rope_frequencies_ = FrequenciesOf(config, block.kind_.attention);
-  HB_ASSIGN_OR_RETURN(block.query_a_, loader.Matrix(key(Module::kQA), rank, hidden));
+  HB_ASSIGN_OR_RETURN(block.query_a_, Projection::Load(loader, key(Module::kQA), rank, hidden));
   HB_ASSIGN_OR_RETURN(block.query_norm_, loader.Vector(key(Module::kQNorm), rank));
-  HB_ASSIGN_OR_RETURN(block.query_b_, loader.Matrix(key(Module::kQB), heads_dim, rank));
-  HB_ASSIGN_OR_RETURN(block.kv_, loader.Matrix(key(Module::kKv), config.head_dim, hidden));
+  HB_ASSIGN_OR_RETURN(block.query_b_, Projection::Load(loader, key(Module::kQB), heads_dim, rank));
+  HB_ASSIGN_OR_RETURN(block.kv_,
+                      Projection::Load(loader, key(Module::kKv), config.head_dim, hidden));
   HB_ASSIGN_OR_RETURN(block.kv_norm_, loader.Vector(key(Module::kKvNorm), config.head_dim));
   HB_ASSIGN_OR_RETURN(block.sinks_,
                       loader.Vector(key(Module::kAttentionSink), config.attention_heads));
-  HB_ASSIGN_OR_RETURN(block.out_a_,
-                      loader.Matrix(key(Module::kOA), config.o_groups * config.o_lora_rank,
-                                    heads_dim / config.o_groups));
   HB_ASSIGN_OR_RETURN(
-      block.out_b_, loader.Matrix(key(Module::kOB), hidden, config.o_groups * config.o_lora_rank));
+      block.out_a_, Projection::Load(loader, key(Module::kOA), config.o_groups * config.o_lora_rank,
+                                     heads_dim / config.o_groups, config.o_groups));
+  HB_ASSIGN_OR_RETURN(block.out_b_, Projection::Load(loader, key(Module::kOB), hidden,
+                                                     config.o_groups * config.o_lora_rank));
   if (block.kind_.attention != AttentionKind::kWindow) {
     HB_ASSIGN_OR_RETURN(block.compressor_, LoadCompressor(loader, layer, /*of_indexer=*/false));
   }
   if (block.kind_.attention == AttentionKind::kC4) {
     IndexerWeights indexer;
-    HB_ASSIGN_OR_RETURN(
-        indexer.query,
-        loader.Matrix(key(Module::kIndexerQB), config.index_heads * config.index_head_dim, rank));
-    HB_ASSIGN_OR_RETURN(indexer.weights,
-                        loader.Matrix(key(Module::kIndexerWeights), config.index_heads, hidden));
+    HB_ASSIGN_OR_RETURN(indexer.query,
+                        Projection::Load(loader, key(Module::kIndexerQB),
+                                         config.index_heads * config.index_head_dim, rank));
+    HB_ASSIGN_OR_RETURN(indexer.weights, Projection::Load(loader, key(Module::kIndexerWeights),
+                                                          config.index_heads, hidden));
     HB_ASSIGN_OR_RETURN(indexer.compressor, LoadCompressor(loader, layer, /*of_indexer=*/true));
     block.indexer_ = std::move(indexer);
   }
@@ -94,11 +92,12 @@ Result<AttentionBlock::CompressorWeights> AttentionBlock::LoadCompressor(const W
   CompressorWeights weights;
   weights.dim = of_indexer ? config.index_head_dim : config.head_dim;
   const int64_t channels = (kind.attention == AttentionKind::kC4 ? 2 : 1) * weights.dim;
-  HB_ASSIGN_OR_RETURN(weights.kv, loader.Matrix(key(Module::kCompressorKv, Module::kIndexerKv),
-                                                channels, config.hidden_size));
+  HB_ASSIGN_OR_RETURN(
+      weights.kv, Projection::Load(loader, key(Module::kCompressorKv, Module::kIndexerKv), channels,
+                                   config.hidden_size));
   HB_ASSIGN_OR_RETURN(weights.gate,
-                      loader.Matrix(key(Module::kCompressorGate, Module::kIndexerGate), channels,
-                                    config.hidden_size));
+                      Projection::Load(loader, key(Module::kCompressorGate, Module::kIndexerGate),
+                                       channels, config.hidden_size));
   HB_ASSIGN_OR_RETURN(weights.position_bias,
                       loader.Vector(key(Module::kCompressorApe, Module::kIndexerApe),
                                     kind.compress_rate * channels));
@@ -173,10 +172,10 @@ void AttentionBlock::Forward(const Step& step, MatrixView<const float> x,
   // relative one.
   ApplyRope(context, angles, config_->attention_heads, /*inverse=*/true, step.rounding, attended);
 
-  const MatrixView<float> grouped = step.arena->Matrix(step.tokens, out_a_.rows);
-  GroupedLinear(context, attended, config_->o_groups, out_a_, grouped);
+  const MatrixView<float> grouped = step.arena->Matrix(step.tokens, out_a_.rows());
+  out_a_.Forward(step, attended, grouped);
   RoundRows(context, step.rounding, grouped);
-  Linear(context, grouped, out_b_, out);
+  out_b_.Forward(step, grouped, out);
   RoundRows(context, step.rounding, out);
 }
 
@@ -211,10 +210,10 @@ void AttentionBlock::StoreCompressed(const Step& step, MatrixView<const float> x
                                      const CompressorWeights& weights, const Row& row,
                                      const Fill& fill) const {
   const Arena::Scope scope(*step.arena);
-  const MatrixView<float> kv = step.arena->Matrix(step.tokens, weights.kv.rows);
-  const MatrixView<float> score = step.arena->Matrix(step.tokens, weights.gate.rows);
-  Linear(*step.context, x, weights.kv, kv);
-  Linear(*step.context, x, weights.gate, score);
+  const MatrixView<float> kv = step.arena->Matrix(step.tokens, weights.kv.rows());
+  const MatrixView<float> score = step.arena->Matrix(step.tokens, weights.gate.rows());
+  weights.kv.Forward(step, x, kv);
+  weights.gate.Forward(step, x, score);
   Compress(*step.context, MakeCompressor(weights), JoinSequences<CompressorSequence>(step, fill),
            kv, score, step.rounding, row);
 }

@@ -8,9 +8,9 @@
 #include "base/result.h"
 #include "checkpoint/model_config.h"
 #include "kernels/compressor/compressor.h"
+#include "model/projection.h"
 #include "model/step.h"
 #include "model/weight_loader.h"
-#include "tensor/weight_matrix.h"
 
 namespace halfbyte {
 
@@ -23,15 +23,15 @@ class AttentionBlock {
 
  private:
   struct CompressorWeights {
-    WeightMatrix kv;    // [channels, D]
-    WeightMatrix gate;  // [channels, D]
+    Projection kv;    // [channels, D]
+    Projection gate;  // [channels, D]
     std::vector<float> position_bias;
     std::vector<float> norm;
     int64_t dim = 0;
   };
   struct IndexerWeights {
-    WeightMatrix query;    // [heads * dim, Rq]
-    WeightMatrix weights;  // [heads, D]
+    Projection query;    // [heads * dim, Rq]
+    Projection weights;  // [heads, D]
     CompressorWeights compressor;
   };
 
@@ -50,11 +50,11 @@ class AttentionBlock {
   const ModelConfig* config_ = nullptr;
   int64_t layer_ = 0;
   LayerConfig kind_;
-  WeightMatrix query_a_;  // [Rq, D]
-  WeightMatrix query_b_;  // [H * head_dim, Rq]
-  WeightMatrix kv_;       // [head_dim, D]
-  WeightMatrix out_a_;    // [G * Ro, H * head_dim / G]
-  WeightMatrix out_b_;    // [D, G * Ro]
+  Projection query_a_;  // [Rq, D]
+  Projection query_b_;  // [H * head_dim, Rq]
+  Projection kv_;       // [head_dim, D]
+  Projection out_a_;    // [G * Ro, H * head_dim / G]
+  Projection out_b_;    // [D, G * Ro]
   std::vector<float> query_norm_;
   std::vector<float> kv_norm_;
   std::vector<float> sinks_;

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "kernels/elementwise/elementwise.h"
-#include "kernels/linear/linear.h"
 
 namespace halfbyte {
 namespace {
@@ -25,8 +24,7 @@ Result<MoeLayer> LoadShared(const WeightLoader& loader, int64_t layer, MoeParams
   params.down_input_scale.reset();
   // The 4-bit arithmetic is for 4-bit weights; a shared expert in FP8 or BF16 keeps bf16
   // activations.
-  if (IsFourBitOnly(params.arithmetic) &&
-      !(IsFourBit(gate) && IsFourBit(up) && IsFourBit(down))) {
+  if (IsFourBitOnly(params.arithmetic) && !(IsFourBit(gate) && IsFourBit(up) && IsFourBit(down))) {
     params.arithmetic = Arithmetic::kW4a16;
   }
   const auto release = [&](LocalExpert) {
@@ -49,8 +47,8 @@ Result<MoeBlock> MoeBlock::Load(const WeightLoader& loader, int64_t layer,
                                                   "layer " + std::to_string(layer), pool));
   MoeBlock block(std::move(routed), std::move(shared));
   HB_ASSIGN_OR_RETURN(block.router_weight_,
-                      loader.Matrix(ModuleKey::Layer(layer, Module::kRouter), config.routed_experts,
-                                    config.hidden_size));
+                      Projection::Load(loader, ModuleKey::Layer(layer, Module::kRouter),
+                                       config.routed_experts, config.hidden_size));
   return block;
 }
 
@@ -67,7 +65,7 @@ Status MoeBlock::Forward(const Step& step, MatrixView<const float> x, MutableRou
   const Arena::Scope scope(*step.arena);
   const Context& context = *step.context;
   const MatrixView<float> logits = step.arena->Matrix(step.tokens, routed_.router.experts);
-  Linear(context, x, router_weight_, logits);
+  router_weight_.Forward(step, x, logits);
   routed_.Route(context, logits, step.token_ids, routing);
   const MatrixView<float> shared = step.arena->Matrix(step.tokens, out.columns);
   if (step.expert_exchange == nullptr) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "base/result.h"
+#include "model/projection.h"
 #include "model/routed_layer.h"
 #include "model/step.h"
 #include "model/weight_loader.h"
@@ -35,7 +36,7 @@ class MoeBlock {
       : routed_(std::move(routed)), shared_(std::move(shared)) {}
 
   RoutedLayer routed_;
-  WeightMatrix router_weight_;  // [E, D]
+  Projection router_weight_;  // [E, D]
   MoeLayer shared_;
   MoeCounters counters_;
 };

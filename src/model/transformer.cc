@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "kernels/elementwise/elementwise.h"
-#include "kernels/linear/linear.h"
 #include "kernels/rms_norm/rms_norm.h"
 #include "model/rope_config.h"
 
@@ -55,7 +54,9 @@ Result<ExpertPlacement> Transformer::PlaceExperts() const {
 }
 
 Status Transformer::LoadWeights() {
-  const WeightLoader loader(checkpoint_);
+  // fp32 activations and the judge are served from the stored bytes.
+  const bool packs = rounding_ == Rounding::kBf16 && options_.arithmetic != Arithmetic::kRef;
+  const WeightLoader loader(checkpoint_, packs ? &context_.pool() : nullptr);
   const ModelConfig& c = config();
   const int64_t n = c.hc_streams;
   const auto global = [](Module module) { return ModuleKey::Global(module); };
@@ -65,7 +66,8 @@ Status Transformer::LoadWeights() {
   }
   HB_ASSIGN_OR_RETURN(embedding_,
                       loader.Matrix(global(Module::kEmbed), c.vocab_size, c.hidden_size));
-  HB_ASSIGN_OR_RETURN(head_, loader.Matrix(global(Module::kHead), c.vocab_size, c.hidden_size));
+  HB_ASSIGN_OR_RETURN(head_,
+                      Projection::Load(loader, global(Module::kHead), c.vocab_size, c.hidden_size));
   HB_ASSIGN_OR_RETURN(norm_, loader.Vector(global(Module::kNorm), c.hidden_size));
   HB_ASSIGN_OR_RETURN(head_hc_, HyperConnectionWeights::Load(
                                     loader, global(Module::kHcHeadFn), global(Module::kHcHeadBase),
@@ -241,7 +243,7 @@ MatrixView<const float> Transformer::Logits(const Step& step, std::span<const Pl
   HcHead(context_, head_hc_.view(), wanted, rounding_, mix, y);
   RmsNorm(context_, y, norm_.data(), static_cast<float>(config().rms_norm_eps), rounding_, y);
   const MatrixView<float> logits = arena_.Matrix(rows, config().vocab_size);
-  Linear(context_, y, head_, logits);
+  head_.Forward(step, y, logits);
   return logits;
 }
 

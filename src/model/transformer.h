@@ -25,6 +25,7 @@
 #include "model/kv_cache.h"
 #include "model/math_mode.h"
 #include "model/moe_block.h"
+#include "model/projection.h"
 #include "model/step.h"
 #include "moe/activation_scales.h"
 #include "moe/expert_exchange.h"
@@ -116,7 +117,7 @@ class Transformer {
   const Context context_;
   const Rounding rounding_;
   WeightMatrix embedding_;
-  WeightMatrix head_;
+  Projection head_;
   std::vector<float> norm_;
   HyperConnectionWeights head_hc_;
   std::vector<Layer> layers_;

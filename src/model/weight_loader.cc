@@ -14,13 +14,19 @@ Result<StoredWeight> WeightLoader::Stored(const ModuleKey& key) const {
   return stored;
 }
 
-Result<WeightMatrix> WeightLoader::Matrix(const ModuleKey& key, int64_t rows,
+Result<StoredWeight> WeightLoader::Stored(const ModuleKey& key, int64_t rows,
                                           int64_t columns) const {
-  HB_ASSIGN_OR_RETURN(const StoredWeight stored, Stored(key));
+  HB_ASSIGN_OR_RETURN(StoredWeight stored, Stored(key));
   if (stored.matrix.rows != rows || stored.matrix.columns != columns) {
     return MakeError("{}: shape [{}, {}] where config.json makes it [{}, {}]", stored.name,
                      stored.matrix.rows, stored.matrix.columns, rows, columns);
   }
+  return stored;
+}
+
+Result<WeightMatrix> WeightLoader::Matrix(const ModuleKey& key, int64_t rows,
+                                          int64_t columns) const {
+  HB_ASSIGN_OR_RETURN(const StoredWeight stored, Stored(key, rows, columns));
   return stored.matrix;
 }
 
