@@ -50,9 +50,13 @@ add_compile_options("$<$<COMPILE_LANGUAGE:CUDA>:${halfbyte_nvcc_options}>")
 
 # Programs of this preset are carried to machines with a driver and libc only: cudart, libstdc++,
 # libgcc and gtest are linked in, fmt and spdlog compiled from their headers (Debian has them as
-# shared libraries only, which --as-needed then drops).
-set_target_properties(fmt::fmt PROPERTIES INTERFACE_COMPILE_DEFINITIONS FMT_HEADER_ONLY=1)
-set_target_properties(spdlog::spdlog PROPERTIES
-                      INTERFACE_COMPILE_DEFINITIONS SPDLOG_FMT_EXTERNAL)
-add_link_options(-Wl,--as-needed -static-libstdc++ -static-libgcc)
+# shared libraries only, which --as-needed then drops). Without it host objects are those of the
+# release preset, which ccache then has.
+option(HALFBYTE_PORTABLE "Programs of the cuda preset need a driver and libc only" ON)
+if(HALFBYTE_PORTABLE)
+  set_target_properties(fmt::fmt PROPERTIES INTERFACE_COMPILE_DEFINITIONS FMT_HEADER_ONLY=1)
+  set_target_properties(spdlog::spdlog PROPERTIES
+                        INTERFACE_COMPILE_DEFINITIONS SPDLOG_FMT_EXTERNAL)
+  add_link_options(-Wl,--as-needed -static-libstdc++ -static-libgcc)
+endif()
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
