@@ -114,6 +114,12 @@ class PlantedFault(unittest.TestCase):
         for word in ("TO" + "DO", "FIX" + "ME"):
             self.expect(style, {"src/low/a.cc": f"// {word}(me): later\n"}, "unfinished work")
 
+    def test_a_line_of_markdown_that_could_be_broken(self):
+        wide = "word " * 21
+        self.expect(style, {"docs/a.md": wide + "\n"}, "docs/a.md:1: 105 columns")
+        for text in (f"| {wide}|\n", f"```\n{wide}\n```\n", "- " + "x" * 120 + "\n"):
+            self.assertEqual(self.faults(style, {"docs/a.md": text}), [])
+
     def test_header_without_pragma_once(self):
         self.expect(style, {"src/low/low.h": "int x;\n"}, "low.h: a header starts with")
 

@@ -8,6 +8,8 @@ Over src, include, tests, bench, scripts and cmake it reports, one line each:
   - a note of unfinished work (the two usual words in capitals);
   - a header without #pragma once;
   - a file or folder named utils, common, helpers or impl.
+And in the Markdown of docs and of the repository's first folder a line of more than 100 columns,
+unless it stands in a table or in code, or has no space to break at.
 """
 import pathlib
 import re
@@ -34,6 +36,16 @@ def check_file(path, where):
         yield f"{where}: a header starts with #pragma once"
 
 
+def check_markdown(path, where):
+    in_code = False
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            in_code = not in_code
+        elif not in_code and not line.lstrip().startswith("|") and len(line) > MAX_COLUMNS:
+            if " " in line.lstrip(" -*")[:MAX_COLUMNS]:
+                yield f"{where}:{number}: {len(line)} columns; the limit is {MAX_COLUMNS}"
+
+
 def check(root):
     """Returns the faults of the tree at `root`, one sentence each."""
     root = pathlib.Path(root).resolve()
@@ -47,6 +59,8 @@ def check(root):
                 faults.append(f"{where}: name it after what it holds")
             if path.suffix in SUFFIXES or path.name == "CMakeLists.txt":
                 faults += check_file(path, where)
+    for path in sorted([*root.glob("*.md"), *(root / "docs").rglob("*.md")]):
+        faults += check_markdown(path, path.relative_to(root))
     return faults
 
 
