@@ -9,6 +9,7 @@
 // soon as it is proved invalid, or at Flush.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 
@@ -21,6 +22,8 @@ class Utf8Stream {
 
   // End of the stream: what is held back becomes U+FFFD. The stream is as new afterwards.
   std::string Flush();
+
+  size_t held() const { return held_.size(); }  // bytes held back
 
  private:
   std::string held_;  // the start of a character, 0..3 bytes

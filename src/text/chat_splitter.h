@@ -1,0 +1,59 @@
+// Tells a chat answer's reasoning from its content while it comes, and keeps the model's markup out
+// of both (server.md §3.4, without tools: their blocks are discarded).
+//
+// In: the answer's bytes, control tokens as they are spelled, in pieces of any size. A mark is
+// "<｜DSML｜" or "</｜DSML｜", the bars also as ASCII. No byte from a mark to the end of its tag,
+// and none inside a block of tool calls, comes out. Law: every split of the same bytes gives the
+// same.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace halfbyte {
+
+class ChatSplitter {
+ public:
+  explicit ChatSplitter(bool starts_in_reasoning)
+      : state_(starts_in_reasoning ? State::kReasoning : State::kContent) {}
+
+  struct Pieces {
+    std::string reasoning;
+    std::string content;
+  };
+  Pieces Push(std::string_view bytes);
+  // The end: what is held back is text after all, unfinished markup is dropped.
+  Pieces Flush();
+
+  bool in_reasoning() const { return state_ == State::kReasoning; }
+  bool in_content() const { return state_ == State::kContent; }
+  // Bytes held back because they may begin markup; at most 13.
+  int64_t held() const { return newlines_ + static_cast<int64_t>(candidate_.size()); }
+
+ private:
+  enum class State {
+    kReasoning,
+    kContent,
+    kTag,    // from a mark to its >
+    kBlock,  // between the tags of a block: discarded
+  };
+
+  void Take(char byte, Pieces& pieces);
+  void TakeText(char byte, Pieces& pieces);
+  void TakeTag(char byte, Pieces& pieces);
+  void EndTag(bool malformed);
+  void Emit(std::string_view text, Pieces& pieces);
+  void ReleaseHeld(Pieces& pieces);
+
+  State state_;
+  int64_t newlines_ = 0;   // kContent: held, 0 .. 2; dropped if an opening mark follows
+  std::string candidate_;  // the start of a mark or of a think token
+  std::string tag_;        // what followed the mark
+  bool closing_ = false;   // the mark was a closing one
+  bool block_ = false;     // open: tool_calls, invoke, parameter
+  bool invoke_ = false;
+  bool parameter_ = false;
+};
+
+}  // namespace halfbyte
