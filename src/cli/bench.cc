@@ -8,6 +8,9 @@
 #include "cli/commands.h"
 #include "cli/ranked_command.h"
 #include "measure/moe_bench.h"
+#ifdef HALFBYTE_CUDA
+#include "measure/cuda/cuda_moe_bench.h"
+#endif
 
 namespace halfbyte {
 namespace {
@@ -19,7 +22,19 @@ struct BenchMoeFlags {
   std::string device = "cpu";
   int threads = AvailableProcessors();
   bool json = false;
+  bool explain = false;
 };
+
+#ifdef HALFBYTE_CUDA
+constexpr bool kHasCuda = true;
+#else
+constexpr bool kHasCuda = false;
+// So that the command reads alike; CheckDevice has refused before.
+Result<MoeBenchReport> BenchMoeOnGpu(const Context&, const MoeBenchOptions&) {
+  return MakeError("built without CUDA");
+}
+std::string ExplainMoeOnGpu(const MoeShape&, std::span<const int64_t>) { return ""; }
+#endif
 
 std::string CheckShape(const std::string& text) {
   const auto shape = ParseMoeShape(text);
@@ -32,9 +47,9 @@ std::string CheckArithmetic(const std::string& name) {
 }
 
 std::string CheckDevice(const std::string& name) {
-  if (name == "cpu") return "";
-  const char* problem = name == "cuda" ? "is not built yet" : "is not known";
-  return fmt::format("{} {}; the device is cpu", name, problem);
+  if (name == "cpu" || (name == "cuda" && kHasCuda)) return "";
+  if (name == "cuda") return "cuda is not part of this build (cmake --preset cuda, docs/cuda.md)";
+  return fmt::format("{} is not known; choose from cpu and cuda", name);
 }
 
 Result<ExitCode> RunBenchMoe(const BenchMoeFlags& flags, Communicator& ranks) {
@@ -43,8 +58,16 @@ Result<ExitCode> RunBenchMoe(const BenchMoeFlags& flags, Communicator& ranks) {
   for (const std::string& name : flags.arithmetic) {
     options.arithmetic.push_back(*ArithmeticFromName(name));
   }
+  const bool cuda = flags.device == "cuda";
+  if (flags.explain) {
+    if (!cuda) return MakeError("--explain tells about the kernels of --device cuda");
+    fmt::print("{}", ExplainMoeOnGpu(shape, flags.tokens));
+    return ExitCode::kOk;
+  }
+  if (cuda && ranks.size() > 1) return MakeError("--device cuda runs in one process only");
   ThreadPool pool(flags.threads);
-  HB_ASSIGN_OR_RETURN(const MoeBenchReport report, BenchMoe(Context(pool), options, ranks));
+  HB_ASSIGN_OR_RETURN(const MoeBenchReport report, cuda ? BenchMoeOnGpu(Context(pool), options)
+                                                        : BenchMoe(Context(pool), options, ranks));
   if (!ranks.first()) return ExitCode::kOk;
   if (flags.json) {
     PrintJson(MoeBenchJson(report));
@@ -67,7 +90,9 @@ void AddBenchMoe(CLI::App& bench) {
       ->required()
       ->delimiter(',')
       ->check(CLI::Range(int64_t{1}, kMaxBenchTokens));
-  command->add_option("--device", flags->device, "cpu")->capture_default_str()->check(CheckDevice);
+  command->add_option("--device", flags->device, "cpu or cuda")
+      ->capture_default_str()
+      ->check(CheckDevice);
   command->add_option("--arithmetic", flags->arithmetic, "One or several of ref, w4a16, w4a4, w4a8")
       ->delimiter(',')
       ->capture_default_str()
@@ -76,6 +101,8 @@ void AddBenchMoe(CLI::App& bench) {
       ->capture_default_str()
       ->check(CLI::Range(1, 1024));
   command->add_flag("--json", flags->json, "Print everything as JSON");
+  command->add_flag("--explain", flags->explain,
+                    "Measure nothing: say which GPU kernels run for each number of tokens");
   OnRunRanked(*command, [flags](Communicator& ranks) { return RunBenchMoe(*flags, ranks); });
 }
 

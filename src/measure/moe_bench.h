@@ -44,6 +44,7 @@ struct MoeBenchRow {
   int64_t weight_bytes = 0;          // of the experts that a step touches, as stored
   int64_t flops = 0;                 // of a step; a multiply-add is two
   double read_bytes_per_second = 0;  // of the passes between the row's steps
+  double steady_us = 0;              // the layer under continuous load; GPUs only, else 0
   double read_share = 0;  // median of (bytes per second of a step / of the pass after it)
 };
 

@@ -6,6 +6,9 @@ namespace {
 
 double Giga(double value) { return value / 1e9; }
 
+// null for what was not measured.
+Json OrNull(double value) { return value > 0 ? Json(value) : Json(); }
+
 // Of a row's layer.
 double BytesPerSecond(const MoeBenchRow& row) {
   return static_cast<double>(row.weight_bytes) / (row.layer_us * 1e-6);
@@ -23,6 +26,7 @@ Json MoeBenchJson(const MoeBenchReport& report) {
                     {"arithmetic", ArithmeticName(row.arithmetic)},
                     {"kernel", row.kernel},
                     {"layer_us", row.layer_us},
+                    {"steady_us", OrNull(row.steady_us)},
                     {"weight_bytes", row.weight_bytes},
                     {"flops", row.flops},
                     {"gb_per_s", Giga(BytesPerSecond(row))},
@@ -48,36 +52,52 @@ Json MoeBenchJson(const MoeBenchReport& report) {
           {"memory_bytes", report.memory_bytes},
           {"limits",
            {{"read_gb_per_s", Giga(report.read_bytes_per_second)},
-            {"int8_gops", Giga(report.int8_ops)},
-            {"bf16_gflops", Giga(report.bf16_flops)},
-            {"fp32_gflops", Giga(report.fp32_flops)},
+            {"int8_gops", OrNull(Giga(report.int8_ops))},
+            {"bf16_gflops", OrNull(Giga(report.bf16_flops))},
+            {"fp32_gflops", OrNull(Giga(report.fp32_flops))},
             {"int8_instruction", report.int8_instruction},
             {"bf16_instruction", report.bf16_instruction}}},
           {"pack_gb_per_s", Giga(report.pack_bytes_per_second)},
           {"rows", std::move(rows)}};
 }
 
+namespace {
+
+// ", int8 123 GOP/s (vpdpbusd)"; what was not measured says why, or nothing.
+std::string LimitText(std::string_view name, double rate, std::string_view unit,
+                      std::string_view instruction) {
+  if (rate > 0) {
+    return fmt::format(", {} {:.0f} {}{}", name, Giga(rate), unit,
+                       instruction.empty() ? "" : fmt::format(" ({})", instruction));
+  }
+  return instruction.empty() ? "" : fmt::format(", no {} ({})", name, instruction);
+}
+
+}  // namespace
+
 std::string MoeBenchText(const MoeBenchReport& report) {
   const MoeShape& shape = report.shape;
   std::string text = fmt::format(
       "{}, {}{} threads, {}\n"
       "hidden {}, intermediate {}, {} experts, {} per token; {} of memory\n"
-      "limits: read {:.1f} GB/s, int8 {:.0f} GOP/s ({}), bf16 {:.0f} GFLOP/s ({}), "
-      "fp32 {:.0f} GFLOP/s\n"
+      "limits: read {:.1f} GB/s{}{}{}\n"
       "packed at {:.2f} GB/s\n\n"
-      "{:>10} {:>7} {:>11} {:>9} {:>9} {:>9} {:>9} {:>9} {:>7} {:>8}  kernel\n",
+      "{:>10} {:>7} {:>11} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>7} {:>8}  kernel\n",
       report.cpu, report.ranks == 1 ? "" : fmt::format("{} ranks of ", report.ranks),
       report.threads, report.instruction_set, shape.hidden, shape.intermediate, shape.experts,
       shape.top_k, HumanQuantity(static_cast<double>(report.memory_bytes), "B"),
-      Giga(report.read_bytes_per_second), Giga(report.int8_ops), report.int8_instruction,
-      Giga(report.bf16_flops), report.bf16_instruction, Giga(report.fp32_flops),
-      Giga(report.pack_bytes_per_second), "arithmetic", "tokens", "layer us", "route", "plan",
-      "gate_up", "down", "GB/s", "of read", "GFLOP/s");
+      Giga(report.read_bytes_per_second),
+      LimitText("int8", report.int8_ops, "GOP/s", report.int8_instruction),
+      LimitText("bf16", report.bf16_flops, "GFLOP/s", report.bf16_instruction),
+      LimitText("fp32", report.fp32_flops, "GFLOP/s", ""), Giga(report.pack_bytes_per_second),
+      "arithmetic", "tokens", "layer us", "steady", "route", "plan", "gate_up", "down", "GB/s",
+      "of read", "GFLOP/s");
   for (const MoeBenchRow& row : report.rows) {
     text += fmt::format(
-        "{:>10} {:>7} {:>11.1f} {:>9.1f} {:>9.1f} {:>9.1f} {:>9.1f} {:>9.2f} {:>6.0f}% {:>8.1f}  "
-        "{}\n",
-        ArithmeticName(row.arithmetic), row.tokens, row.layer_us, row.route_us, row.plan_us,
+        "{:>10} {:>7} {:>11.1f} {:>9} {:>9.1f} {:>9.1f} {:>9.1f} {:>9.1f} {:>9.2f} {:>6.0f}% "
+        "{:>8.1f}  {}\n",
+        ArithmeticName(row.arithmetic), row.tokens, row.layer_us,
+        row.steady_us > 0 ? fmt::format("{:.1f}", row.steady_us) : "-", row.route_us, row.plan_us,
         row.gate_up_us, row.down_us, Giga(BytesPerSecond(row)), 100 * row.read_share,
         Giga(Flops(row)), row.kernel);
   }

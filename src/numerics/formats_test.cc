@@ -10,6 +10,7 @@
 
 #include "numerics/bf16.h"
 #include "numerics/e2m1.h"
+#include "numerics/e2m1_rounding.h"
 #include "numerics/e4m3.h"
 #include "numerics/e8m0.h"
 #include "numerics/fp16.h"
@@ -96,6 +97,19 @@ int HalfStepCode(float x, bool tie_up) {
     if (now < before || (now == before && tie_up)) best = i;
   }
   return best;
+}
+
+TEST(E2m1, RoundingWithoutACodeIsRoundingThroughTheCode) {
+  const auto check = [](float x) {
+    const float want = E2m1ToFloat(E2m1FromFloat(x));
+    ASSERT_EQ(std::bit_cast<uint32_t>(RoundToE2m1(x)), std::bit_cast<uint32_t>(want)) << x;
+  };
+  for (uint32_t i = 0; i <= 0xffff; ++i) {  // every bf16 number and its neighbours
+    for (const uint32_t low : {0u, 1u, 0x7fffu, 0x8000u, 0xffffu}) {
+      check(std::bit_cast<float>(i << 16 | low));
+    }
+  }
+  for (float x = -7; x <= 7; x += 0x1p-16f) check(x);
 }
 
 TEST(E2m1, RoundingThroughHalfStepsFailsTheSweep) {  // R2

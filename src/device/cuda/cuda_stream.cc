@@ -29,6 +29,11 @@ Status CudaEvent::Record(const CudaStream& stream) const {
   return CudaStatus(cudaEventRecord(event_.get(), stream.get()), "CUDA event");
 }
 
+Status CudaEvent::RecordInGraph(const CudaStream& stream) const {
+  return CudaStatus(
+      cudaEventRecordWithFlags(event_.get(), stream.get(), cudaEventRecordExternal), "CUDA event");
+}
+
 Result<double> CudaEvent::Seconds(const CudaEvent& start, const CudaEvent& end) {
   HB_RETURN_IF_ERROR(CudaStatus(cudaEventSynchronize(start.event_.get()), "work on the GPU"));
   HB_RETURN_IF_ERROR(CudaStatus(cudaEventSynchronize(end.event_.get()), "work on the GPU"));

@@ -29,6 +29,8 @@ class CudaEvent {
  public:
   static Result<CudaEvent> Create();
   Status Record(const CudaStream& stream) const;
+  // For capture: each replay of the graph records the event anew.
+  Status RecordInGraph(const CudaStream& stream) const;
   // Waits for both; the time between them.
   static Result<double> Seconds(const CudaEvent& start, const CudaEvent& end);
 

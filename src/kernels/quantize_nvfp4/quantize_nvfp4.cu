@@ -1,3 +1,4 @@
+#include "device/cuda/dependent_launch.cuh"
 #include "kernels/quantize_nvfp4/quantize_nvfp4_cuda.h"
 #include "kernels/quantize_nvfp4/quantize_nvfp4_device.cuh"
 
@@ -50,21 +51,23 @@ __device__ void StoreBlock(const QuantizeRowsArguments& arguments, int64_t row, 
     reinterpret_cast<uint64_t*>(arguments.codes)[row * blocks + b] = codes;
   }
   if (arguments.block_scales != nullptr) arguments.block_scales[row * blocks + b] = block.scale;
-  if (arguments.decoded != nullptr) {
-    uint32_t word[kNvfp4Block / 2];
+}
+
+// What comes out of RequantizeBlock.
+__device__ void StoreDecoded(const float* x, Bf16* out) {
+  uint32_t word[kNvfp4Block / 2];
 #pragma unroll
-    for (int i = 0; i < kNvfp4Block / 2; ++i) {
-      word[i] = PackBf16(DecodedBf16(block, 2 * i), DecodedBf16(block, 2 * i + 1));
-    }
-    auto* to = reinterpret_cast<uint4*>(arguments.decoded + row * arguments.k + b * kNvfp4Block);
-    to[0] = make_uint4(word[0], word[1], word[2], word[3]);
-    to[1] = make_uint4(word[4], word[5], word[6], word[7]);
-  }
+  for (int i = 0; i < kNvfp4Block / 2; ++i) word[i] = PackExactBf16(x[2 * i], x[2 * i + 1]);
+  auto* to = reinterpret_cast<uint4*>(out);
+  to[0] = make_uint4(word[0], word[1], word[2], word[3]);
+  to[1] = make_uint4(word[4], word[5], word[6], word[7]);
 }
 
 __global__ void __launch_bounds__(kThreads) QuantizeRows(const QuantizeRowsArguments arguments) {
   const int64_t blocks = arguments.k / kNvfp4Block;
   ThreadStats stats;
+  WaitForPrevious();
+  LetNextStart();
   for (int64_t row = blockIdx.x; row < arguments.rows; row += gridDim.x) {
     const Bf16* x = arguments.x + row * arguments.k;
     const GlobalScale global = arguments.static_scale > 0
@@ -73,7 +76,13 @@ __global__ void __launch_bounds__(kThreads) QuantizeRows(const QuantizeRowsArgum
     for (int64_t b = threadIdx.x; b < blocks; b += kThreads) {
       float values[kNvfp4Block];
       LoadBlock(x + b * kNvfp4Block, values);
-      StoreBlock(arguments, row, b, QuantizeNvfp4Block(values, global, &stats.sum));
+      if (arguments.codes != nullptr || arguments.block_scales != nullptr) {
+        StoreBlock(arguments, row, b, QuantizeNvfp4Block(values, global));
+      }
+      RequantizeBlock(values, global, &stats.sum);
+      if (arguments.decoded != nullptr) {
+        StoreDecoded(values, arguments.decoded + row * arguments.k + b * kNvfp4Block);
+      }
     }
     if (threadIdx.x == 0 && arguments.row_scales != nullptr) {
       arguments.row_scales[row] = global.value();
@@ -87,8 +96,7 @@ __global__ void __launch_bounds__(kThreads) QuantizeRows(const QuantizeRowsArgum
 cudaError_t LaunchQuantizeRows(const QuantizeRowsArguments& arguments, cudaStream_t stream) {
   if (arguments.rows == 0) return cudaSuccess;
   const int64_t grid = arguments.rows < kMaxBlocks ? arguments.rows : kMaxBlocks;
-  QuantizeRows<<<static_cast<unsigned>(grid), kThreads, 0, stream>>>(arguments);
-  return cudaGetLastError();
+  return LaunchDependent(QuantizeRows, {static_cast<unsigned>(grid), kThreads}, stream, arguments);
 }
 
 }  // namespace halfbyte

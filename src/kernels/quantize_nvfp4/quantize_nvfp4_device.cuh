@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/quantize_nvfp4/quantize_nvfp4_cuda.h"
+#include "numerics/e2m1_rounding.h"
 #include "numerics/nvfp4_block.h"
 
 namespace halfbyte {
@@ -12,9 +13,6 @@ namespace halfbyte {
 // Two bf16 of a word, the lower half first.
 __device__ inline float LowBf16(uint32_t word) { return __uint_as_float(word << 16); }
 __device__ inline float HighBf16(uint32_t word) { return __uint_as_float(word & 0xffff0000u); }
-__device__ inline uint32_t PackBf16(Bf16 low, Bf16 high) {
-  return uint32_t{low.bits} | uint32_t{high.bits} << 16;
-}
 
 // max(amax, |x|) for finite x; NaN and infinity do not take part.
 __device__ inline float JoinFiniteAmax(float amax, float x) {
@@ -22,9 +20,39 @@ __device__ inline float JoinFiniteAmax(float amax, float x) {
   return magnitude <= FLT_MAX && magnitude > amax ? magnitude : amax;
 }
 
-// code * block_scale, exact.
-__device__ inline Bf16 DecodedBf16(const Nvfp4Block& block, int element) {
-  return ToBf16(E2m1ToFloat(UnpackE2m1(block.codes, element)) * E4m3ToFloat(block.scale));
+// The sixteen values become code * block_scale of their NVFP4 block, which bf16 holds exactly; as
+// QuantizeNvfp4Block has it, in fewer operations where all are finite.
+__device__ inline void RequantizeBlock(float* x, GlobalScale global, Nvfp4BlockStats* stats) {
+  uint32_t largest = 0;
+#pragma unroll
+  for (int i = 0; i < kNvfp4Block; ++i) {
+    largest = max(largest, __float_as_uint(x[i]) & 0x7fffffffu);
+  }
+  if (largest >= 0x7f800000u) {  // NaN or infinity
+    const Nvfp4Block block = QuantizeNvfp4Block(x, global, stats);
+    DequantizeNvfp4Block(block, GlobalScale(1.0f), x);
+    return;
+  }
+  const float amax = __uint_as_float(largest);
+  const float wanted = amax * ((1.0f / global.value()) / kE2m1Max);
+  const uint8_t byte = internal::BlockScaleByte(wanted);
+  ++stats->blocks;
+  stats->zero += largest == 0;
+  stats->flushed += largest != 0 && byte == 0;
+  stats->at_max += byte == 0x7e;
+  stats->clipped += wanted > kE4m3ClipThreshold;
+  stats->amax = fmaxf(stats->amax, amax);
+  const float scale = E4m3ToFloat(byte);
+  const float multiplier = fminf(1.0f / (scale * global.value()), FLT_MAX);
+#pragma unroll
+  for (int i = 0; i < kNvfp4Block; ++i) {
+    x[i] = byte == 0 ? 0.0f : RoundToE2m1(x[i] * multiplier) * scale;
+  }
+}
+
+// Of numbers that bf16 holds exactly.
+__device__ inline uint32_t PackExactBf16(float low, float high) {
+  return __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632);
 }
 
 // The statistics of one thread; AddTo must be called by all threads of the block.

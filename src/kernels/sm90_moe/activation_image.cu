@@ -1,3 +1,4 @@
+#include "device/cuda/dependent_launch.cuh"
 #include "kernels/quantize_nvfp4/quantize_nvfp4_device.cuh"
 #include "kernels/sm90_moe/activation_image.h"
 
@@ -26,6 +27,8 @@ __device__ int64_t PieceOffset(int row, int piece) { return row * 128 + (piece ^
 __global__ void __launch_bounds__(kThreads) Gather(const GatherArguments arguments) {
   constexpr int kGroupsAtOnce = kThreads / (kPieces * static_cast<int>(kAtomRows));
   const int64_t atom = blockIdx.x;
+  WaitForPrevious();
+  LetNextStart();
   if (atom * kAtomRows >= *arguments.rows.row_count) return;
   const int piece = threadIdx.x % kPieces;
   const int row = threadIdx.x / kPieces % kAtomRows;
@@ -70,11 +73,12 @@ __device__ void LoadBlock(const uint8_t* group, int row, int t, float* x) {
   }
 }
 
-__device__ void StoreBlock(const Nvfp4Block& block, int row, int t, uint8_t* group) {
+// Of numbers that bf16 holds exactly.
+__device__ void StoreBlock(const float* x, int row, int t, uint8_t* group) {
 #pragma unroll
   for (int piece = 0; piece < kPieces; ++piece) {
     *reinterpret_cast<uint32_t*>(group + PieceOffset(row, piece) + 4 * t) =
-        PackBf16(DecodedBf16(block, 2 * piece), DecodedBf16(block, 2 * piece + 1));
+        PackExactBf16(x[2 * piece], x[2 * piece + 1]);
   }
 }
 
@@ -102,6 +106,8 @@ __device__ float AtomRowAmax(const uint8_t* image, const AtomPlace& place, int64
 // A block for an atom; a lane for a row and one of the four NVFP4 blocks of a group.
 __global__ void __launch_bounds__(kThreads) Requantize(const RequantizeArguments arguments) {
   const int t = threadIdx.x % 4, row = threadIdx.x % 32 / 4;
+  WaitForPrevious();
+  LetNextStart();
   const int64_t atoms = *arguments.rows.row_count / kAtomRows;
   ThreadStats stats;
   for (int64_t atom = blockIdx.x; atom < atoms; atom += gridDim.x) {
@@ -119,7 +125,8 @@ __global__ void __launch_bounds__(kThreads) Requantize(const RequantizeArguments
       uint8_t* bytes = arguments.image + place.offset + group * place.group_stride;
       float x[kNvfp4Block];
       LoadBlock(bytes, row, t, x);
-      StoreBlock(QuantizeNvfp4Block(x, global, &stats.sum), row, t, bytes);
+      RequantizeBlock(x, global, &stats.sum);
+      StoreBlock(x, row, t, bytes);
     }
   }
   if (arguments.stats != nullptr) stats.AddTo(arguments.stats);
@@ -135,16 +142,14 @@ cudaError_t LaunchGather(const GatherArguments& arguments, cudaStream_t stream) 
   int64_t parts = kFullGrid / atoms;
   parts = parts < 1 ? 1 : parts > groups / 4 ? groups / 4 : parts;
   const dim3 grid(static_cast<unsigned>(atoms), static_cast<unsigned>(parts));
-  Gather<<<grid, kThreads, 0, stream>>>(arguments);
-  return cudaGetLastError();
+  return LaunchDependent(Gather, {grid, kThreads}, stream, arguments);
 }
 
 cudaError_t LaunchRequantize(const RequantizeArguments& arguments, cudaStream_t stream) {
   const int64_t atoms = arguments.rows.max_rows / kAtomRows;
   if (atoms == 0) return cudaSuccess;
   const int64_t grid = atoms < kFullGrid ? atoms : kFullGrid;
-  Requantize<<<static_cast<unsigned>(grid), kThreads, 0, stream>>>(arguments);
-  return cudaGetLastError();
+  return LaunchDependent(Requantize, {static_cast<unsigned>(grid), kThreads}, stream, arguments);
 }
 
 }  // namespace halfbyte::sm90

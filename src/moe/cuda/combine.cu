@@ -1,3 +1,4 @@
+#include "device/cuda/dependent_launch.cuh"
 #include "moe/cuda/combine.h"
 #include "numerics/bf16.h"
 
@@ -10,8 +11,9 @@ constexpr int kThreads = 256;
 __global__ void __launch_bounds__(kThreads) Combine(const CombineArguments arguments) {
   const int64_t quads = arguments.hidden / 4;
   const int64_t quad = int64_t{blockIdx.y} * kThreads + threadIdx.x;
-  if (quad >= quads) return;
   const int64_t token = blockIdx.x;
+  WaitForPrevious();
+  if (quad >= quads) return;
   const auto* values = reinterpret_cast<const float4*>(arguments.slot_values);
   float4 sum = make_float4(0, 0, 0, 0);
 #pragma unroll 4
@@ -44,8 +46,7 @@ cudaError_t LaunchCombine(const CombineArguments& arguments, cudaStream_t stream
   if (arguments.tokens == 0) return cudaSuccess;
   const int64_t parts = (arguments.hidden / 4 + kThreads - 1) / kThreads;
   const dim3 grid(static_cast<unsigned>(arguments.tokens), static_cast<unsigned>(parts));
-  Combine<<<grid, kThreads, 0, stream>>>(arguments);
-  return cudaGetLastError();
+  return LaunchDependent(Combine, {grid, kThreads}, stream, arguments);
 }
 
 }  // namespace halfbyte

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -106,36 +107,45 @@ class CudaMoeTest : public GpuTest {
     return out;
   }
 
-  static std::vector<float> RunOnCpu(const TestLayer& layer, const MoeParams& params,
+  // In w4a16 by kRef, whose products are exact as the device's are.
+  static std::vector<float> RunOnCpu(const TestLayer& layer, MoeParams params,
                                      const TestInput& input) {
+    if (params.arithmetic == Arithmetic::kW4a16) params.arithmetic = Arithmetic::kRef;
     return layer.Run(params, input, {.threads = AvailableProcessors(), .max_tokens = 512});
   }
 
-  // Both sides round at the same places, but sum in different orders, so some values of h become
-  // the neighbouring bf16 number, and in w4a4 some of those the neighbouring code. moe-layer.md §10
-  // allows 1 - cos of 1e-6 and 1e-5 for that, a relative error of sqrt(2 (1 - cos)); here it holds
-  // for each row.
+  // Both sides round at the same places, but sum in different orders, so a few values of h become
+  // the neighbouring bf16 number (a step of 2^-7), and in w4a4 a few of those the neighbouring code
+  // (a step of up to a half). One such step may show in a row as far as that h dominates it; over
+  // all rows moe-layer.md §10 allows 1 - cos of 1e-6 and 1e-5, a relative error of
+  // sqrt(2 (1 - cos)).
   static void ExpectAgreement(const std::vector<float>& value, const std::vector<float>& reference,
                               const MoeParams& params) {
-    const double allowed = params.arithmetic == Arithmetic::kW4a4 ? 4.5e-3 : 1.4e-3;
+    const bool quantized = params.arithmetic == Arithmetic::kW4a4;
+    const double row_allowed = quantized ? 0.25 : 0x1p-7, allowed = quantized ? 4.5e-3 : 1.4e-3;
     const auto columns = static_cast<size_t>(params.hidden);
     ASSERT_EQ(value.size(), reference.size());
-    double worst = 0;
+    double worst = 0, all_errors = 0, all_sizes = 0;
     for (size_t row = 0; row < value.size(); row += columns) {
       double error = 0, size = 0;
       for (size_t i = row; i < row + columns; ++i) {
         error += (double{value[i]} - reference[i]) * (double{value[i]} - reference[i]);
         size += double{reference[i]} * reference[i];
       }
+      all_errors += error;
+      all_sizes += size;
       if (size == 0) {
         ASSERT_EQ(error, 0) << "row " << row / columns << " of zeros";
         continue;
       }
       const double relative = std::sqrt(error / size);
-      ASSERT_LE(relative, allowed) << "row " << row / columns;  // false for NaN
+      ASSERT_LE(relative, row_allowed) << "row " << row / columns;  // false for NaN
       worst = std::max(worst, relative);
     }
-    RecordProperty("worst_relative_error", std::to_string(worst));
+    const double total = all_sizes == 0 ? 0 : std::sqrt(all_errors / all_sizes);
+    EXPECT_LE(total, allowed);
+    std::printf("%zu rows of %zu, %s: relative error %.2g, of the worst row %.2g\n",
+                value.size() / columns, columns, quantized ? "w4a4" : "w4a16", total, worst);
   }
   void Compare(const TestLayer& layer, const MoeParams& params, const TestInput& input) {
     ExpectAgreement(Run(Layer(layer, params), input), RunOnCpu(layer, params, input), params);
