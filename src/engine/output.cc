@@ -31,7 +31,7 @@ std::string_view Name(CancelCause cause) {
 }
 
 int64_t OutputEvent::bytes() const {
-  auto total = static_cast<int64_t>(sizeof(*this) + content.size() + reasoning.size() +
+  auto total = static_cast<int64_t>(content.size() + reasoning.size() +
                                     token_ids.size() * sizeof(int32_t));
   for (const LogprobEntry& entry : content_logprobs) total += BytesOf(entry);
   for (const LogprobEntry& entry : reasoning_logprobs) total += BytesOf(entry);

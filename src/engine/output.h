@@ -83,7 +83,7 @@ struct OutputEvent {
   std::optional<Finish> finish;
   EngineClock::time_point ready;  // when its tokens were drawn
 
-  int64_t bytes() const;  // that it holds, about: what a mailbox counts
+  int64_t bytes() const;  // of text, ids and entries: what a mailbox counts
 };
 
 // Joins `next` to `event`, both of one choice.

@@ -1,0 +1,209 @@
+#include "engine/engine.h"
+
+#include <algorithm>
+#include <cmath>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "engine/engine_loop.h"
+
+namespace halfbyte {
+
+std::string_view Name(RefusalReason reason) {
+  constexpr std::string_view kNames[] = {"invalid", "context_length_exceeded", "queue_full",
+                                         "draining", "engine_dead"};
+  return kNames[static_cast<size_t>(reason)];
+}
+
+// The thread that owns the loop, and what others leave for it. Requests pass through `inbox_`;
+// everything else about them belongs to the thread.
+class Engine::Thread {
+ public:
+  Thread(std::unique_ptr<EngineLoop> loop, const Tokenizer* tokenizer, const EngineOptions& options)
+      : loop_(std::move(loop)), limits_(loop_->limits()), tokenizer_(tokenizer), options_(options) {
+    Publish();
+    thread_ = std::thread([this] { Main(); });
+  }
+
+  ~Thread() {
+    {
+      const std::lock_guard lock(mutex_);
+      closing_ = true;
+    }
+    work_.notify_one();
+    thread_.join();
+  }
+
+  tl::expected<RequestId, Refusal> Submit(Request request) {
+    if (auto refusal = Check(request, limits_, tokenizer_)) return tl::unexpected(*refusal);
+    RequestId id;
+    {
+      const std::lock_guard lock(mutex_);
+      if (auto refusal = Full()) return tl::unexpected(*refusal);
+      id = ++last_id_;
+      inbox_.emplace_back(id, std::move(request));
+    }
+    work_.notify_one();
+    return id;
+  }
+
+  void Cancel(RequestId id, CancelCause cause) {
+    {
+      const std::lock_guard lock(mutex_);
+      cancels_.emplace(id, cause);
+    }
+    work_.notify_one();
+  }
+
+  void CancelAll(CancelCause cause) {
+    {
+      const std::lock_guard lock(mutex_);
+      cancel_all_ = cause;
+    }
+    work_.notify_one();
+  }
+
+  void Drain() {
+    const std::lock_guard lock(mutex_);
+    published_.draining = true;
+  }
+
+  EngineStatistics Statistics() const {
+    const std::lock_guard lock(mutex_);
+    EngineStatistics statistics = published_;
+    statistics.unfinished_requests += std::ssize(inbox_);
+    statistics.scheduler.waiting += std::ssize(inbox_);
+    return statistics;
+  }
+
+  const ExecutorLimits& limits() const { return limits_; }
+
+ private:
+  // Why no request can be taken now. With the mutex held.
+  std::optional<Refusal> Full() const {
+    const int64_t running = published_.scheduler.running;
+    const int64_t waiting = unadmitted_ + std::ssize(inbox_);
+    const double rounds = std::ceil(static_cast<double>(waiting) * mean_service_seconds_ /
+                                    static_cast<double>(std::max<int64_t>(1, running)));
+    const auto retry_after = static_cast<int64_t>(std::clamp(rounds, 1.0, 60.0));
+    if (published_.dead) {
+      return Refusal{.reason = RefusalReason::kDead,
+                     .message = fmt::format("the engine has failed: {}", published_.death)};
+    }
+    if (published_.draining) {
+      return Refusal{.reason = RefusalReason::kDraining,
+                     .message = "the engine is shutting down",
+                     .retry_after_seconds = retry_after};
+    }
+    const int64_t free = std::max<int64_t>(0, options_.scheduler.max_sequences - running);
+    if (waiting < options_.max_queued_requests + free) return std::nullopt;
+    return Refusal{
+        .reason = RefusalReason::kQueueFull,
+        .message = fmt::format("{} requests are waiting; try again in {} s", waiting, retry_after),
+        .retry_after_seconds = retry_after};
+  }
+
+  void Main() {
+    for (bool busy = true;;) {
+      if (!TakeMail(busy)) break;
+      const auto stepped = loop_->Step();
+      busy = stepped.value_or(false);
+      if (!stepped) {
+        const std::lock_guard lock(mutex_);
+        published_.dead = true;
+        published_.death = stepped.error().message;
+      }
+      Publish();
+    }
+    loop_->CancelAll(CancelCause::kShutdown);
+    Publish();
+  }
+
+  // Waits for something to do, then hands it to the loop. False at the end.
+  bool TakeMail(bool busy) {
+    std::vector<std::pair<RequestId, Request>> inbox;
+    std::map<RequestId, CancelCause> cancels;
+    std::optional<CancelCause> cancel_all;
+    bool closing;
+    {
+      std::unique_lock lock(mutex_);
+      const auto mail = [this] {
+        return closing_ || !inbox_.empty() || !cancels_.empty() || cancel_all_;
+      };
+      const auto deadline = loop_->next_deadline();
+      if (!busy && deadline) work_.wait_until(lock, *deadline, mail);
+      if (!busy && !deadline) work_.wait(lock, mail);
+      inbox.swap(inbox_);
+      unadmitted_ += std::ssize(inbox);
+      published_.unfinished_requests += std::ssize(inbox);
+      cancels.swap(cancels_);
+      cancel_all = std::exchange(cancel_all_, std::nullopt);
+      closing = closing_;
+    }
+    for (auto& [id, request] : inbox) loop_->Add(id, std::move(request));
+    for (const auto& [id, cause] : cancels) loop_->Cancel(id, cause);
+    if (cancel_all) loop_->CancelAll(*cancel_all);
+    return !closing;
+  }
+
+  void Publish() {
+    EngineStatistics now{.scheduler = loop_->counts(),
+                         .unfinished_requests = loop_->unfinished(),
+                         .steps = loop_->steps(),
+                         .prompt_tokens = loop_->prompt_tokens(),
+                         .generation_tokens = loop_->generation_tokens(),
+                         .last_progress = EngineClock::now()};
+    const std::lock_guard lock(mutex_);
+    now.draining = published_.draining;
+    now.dead = published_.dead;
+    now.death = std::move(published_.death);
+    published_ = std::move(now);
+    unadmitted_ = loop_->unadmitted();
+    mean_service_seconds_ = loop_->mean_service_seconds();
+  }
+
+  const std::unique_ptr<EngineLoop> loop_;
+  const ExecutorLimits limits_;
+  const Tokenizer* const tokenizer_;
+  const EngineOptions options_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable work_;
+  std::vector<std::pair<RequestId, Request>> inbox_;
+  std::map<RequestId, CancelCause> cancels_;
+  std::optional<CancelCause> cancel_all_;
+  bool closing_ = false;
+  RequestId last_id_ = 0;
+  EngineStatistics published_;
+  int64_t unadmitted_ = 0;
+  double mean_service_seconds_ = 1;
+
+  std::thread thread_;
+};
+
+Engine::Engine(std::unique_ptr<Thread> thread) : thread_(std::move(thread)) {}
+Engine::~Engine() = default;
+
+Result<std::unique_ptr<Engine>> Engine::Start(std::unique_ptr<Executor> executor,
+                                              const Tokenizer* tokenizer,
+                                              const EngineOptions& options,
+                                              EngineObserver* observer) {
+  HB_ASSIGN_OR_RETURN(auto loop,
+                      EngineLoop::Create(std::move(executor), tokenizer, options, observer));
+  return std::unique_ptr<Engine>(
+      new Engine(std::make_unique<Thread>(std::move(loop), tokenizer, options)));
+}
+
+tl::expected<RequestId, Refusal> Engine::Submit(Request request) {
+  return thread_->Submit(std::move(request));
+}
+void Engine::Cancel(RequestId id, CancelCause cause) { thread_->Cancel(id, cause); }
+void Engine::CancelAll(CancelCause cause) { thread_->CancelAll(cause); }
+void Engine::Drain() { thread_->Drain(); }
+EngineStatistics Engine::Statistics() const { return thread_->Statistics(); }
+const ExecutorLimits& Engine::limits() const { return thread_->limits(); }
+
+}  // namespace halfbyte

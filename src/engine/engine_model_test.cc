@@ -1,0 +1,132 @@
+// The engine on the bundled model: company, cached prefixes and preemption change no token and no
+// log-probability.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "engine/engine_loop.h"
+#include "engine/engine_test_requests.h"
+#include "engine/generator.h"
+#include "engine/model_executor.h"
+
+namespace halfbyte {
+namespace {
+
+const std::filesystem::path kModel =
+    std::filesystem::path(HALFBYTE_SOURCE_DIR) / "models/tiny-v4-nvfp4";
+
+class EngineOnTheBundledModel : public testing::Test {
+ protected:
+  std::unique_ptr<EngineLoop> NewLoop(ModelExecutorOptions options) {
+    auto executor = ModelExecutor::Create(*model_, options);
+    EXPECT_TRUE(executor) << executor.error().message;
+    EngineOptions engine;
+    engine.scheduler = {.max_sequences = options.max_sequences, .max_batch_tokens = 256};
+    engine.eos_ids = {1};
+    return *EngineLoop::Create(*std::move(executor), nullptr, engine, nullptr);
+  }
+  static void Run(EngineLoop& loop, const std::vector<Request>& requests) {
+    RequestId id = 0;
+    for (const Request& request : requests) loop.Add(++id, request);
+    for (auto stepped = loop.Step(); stepped && *stepped; stepped = loop.Step()) continue;
+  }
+  static OutputEvent ResultOf(const Request& request) {
+    Results results;
+    Collect(results, request.mailbox->Take());
+    return results.at(0);
+  }
+  OutputEvent Alone(Request request) {
+    request.mailbox = std::make_shared<Mailbox>();
+    const auto loop = NewLoop({.max_sequences = 1});
+    Run(*loop, {request});
+    return ResultOf(request);
+  }
+  static Request Ask(int64_t prompt_tokens, int64_t max_tokens, uint32_t seed) {
+    Request request = IdsRequest(RandomIds(prompt_tokens, seed, 4000), max_tokens, seed);
+    if (seed % 2 == 0) request.sampling.temperature = 0;
+    request.sampling.top_p = seed % 3 == 0 ? 0.9 : 1;
+    request.logprobs = 2;
+    request.stop.ignore_eos = true;
+    return request;
+  }
+  static void ExpectEqual(const OutputEvent& a, const OutputEvent& b) {
+    EXPECT_EQ(a.token_ids, b.token_ids);
+    EXPECT_EQ(a.content_logprobs, b.content_logprobs);
+    EXPECT_EQ(a.finish, b.finish);
+  }
+
+  ThreadPool pool_{2};
+  std::unique_ptr<Transformer> model_ =
+      *Transformer::Load(kModel, {.batch_tokens = 256}, Context(pool_));
+};
+
+TEST_F(EngineOnTheBundledModel, ARequestAmongThirtyOneOthersIsAsAlone) {
+  std::vector<Request> requests;
+  for (uint32_t i = 0; i < 32; ++i) requests.push_back(Ask(5 + 3 * i, 4 + i % 5, i));
+  const auto loop = NewLoop({.max_sequences = 32});
+  Run(*loop, requests);
+  for (const size_t i : {0, 7, 18, 31}) ExpectEqual(ResultOf(requests[i]), Alone(requests[i]));
+}
+
+TEST_F(EngineOnTheBundledModel, GivesWhatThePlainLoopGives) {
+  Request request = Ask(30, 12, 4);
+  const GenerateRequest plain{
+      .prompt = request.prompt, .max_tokens = 12, .sampling = request.sampling};
+  EXPECT_EQ(Alone(request).token_ids, Generate(*model_, plain, [](int32_t) {})->tokens);
+}
+
+TEST_F(EngineOnTheBundledModel, APrefixHitIsAColdRunBitForBit) {
+  const Request cold = Ask(600, 6, 5);
+  Request hit = cold;
+  hit.mailbox = std::make_shared<Mailbox>();
+  const auto loop = NewLoop({.max_sequences = 2});
+  Run(*loop, {cold});
+  loop->Add(2, hit);
+  while (*loop->Step()) continue;
+  const OutputEvent first = ResultOf(cold), second = ResultOf(hit);
+  EXPECT_EQ(first.usage.cached_tokens, 0);
+  EXPECT_EQ(second.usage.cached_tokens, 512);
+  ExpectEqual(first, second);
+}
+
+TEST_F(EngineOnTheBundledModel, PreemptionAndForksChangeNothing) {
+  std::vector<Request> requests;
+  for (uint32_t i = 0; i < 3; ++i) requests.push_back(Ask(230 + i, 40, 10 + i));
+  requests[1].n = 2;
+  const auto units = *model_->NewMemory({});
+  // Four blocks for what grows to eight.
+  const int64_t window_pages = KvPoolSizes::WindowPages(4, 256, 2, 128);
+  const int64_t memory = 4 * units.state_slot_bytes() + window_pages * units.window_page_bytes() +
+                         2 * units.tail_bytes() + 4 * units.context_block_bytes();
+  const auto loop = NewLoop({.max_sequences = 4, .kv_memory_bytes = memory, .snapshots = 2});
+  EXPECT_EQ(loop->limits().pools.context_blocks, 4);
+  Run(*loop, requests);
+  EXPECT_GT(loop->counts().preemptions, 0);
+  for (const Request& request : requests) {
+    Results results;
+    Collect(results, request.mailbox->Take());
+    for (const auto& [choice, result] : results) {
+      Request single = request;
+      single.n = 1;
+      single.first_choice = choice;
+      single.mailbox = std::make_shared<Mailbox>();
+      const auto alone = NewLoop({.max_sequences = 1});
+      Run(*alone, {single});
+      Results expected;
+      Collect(expected, single.mailbox->Take());
+      ExpectEqual(result, expected.at(choice));
+    }
+  }
+}
+
+TEST_F(EngineOnTheBundledModel, MemoryThatIsTooSmallIsRefusedWithTheArithmetic) {
+  const auto executor = ModelExecutor::Create(*model_, {.kv_memory_bytes = 1 << 20});
+  ASSERT_FALSE(executor);
+  EXPECT_NE(executor.error().message.find("the largest that fits is"), std::string::npos);
+  const auto large = ModelExecutor::Create(*model_, {.max_sequences = 2});
+  ASSERT_TRUE(large) << large.error().message;
+  EXPECT_EQ((*large)->limits().max_model_len, 4096);
+}
+
+}  // namespace
+}  // namespace halfbyte

@@ -1,0 +1,43 @@
+// The model as an executor: a ragged batch over Transformer.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "base/result.h"
+#include "engine/executor.h"
+#include "model/transformer.h"
+
+namespace halfbyte {
+
+struct ModelExecutorOptions {
+  int64_t max_sequences = 16;
+  // Most positions of a sequence; absent: the model's own, or what fits the memory.
+  std::optional<int64_t> max_model_len;
+  int64_t kv_memory_bytes = int64_t{1} << 30;
+  // Of the prefix cache; absent: what a tenth of the memory holds.
+  std::optional<int64_t> snapshots;
+};
+
+class ModelExecutor : public Executor {
+ public:
+  // `model` must outlive the executor; steps have at most its batch_tokens.
+  // Errors: memory that does not hold one sequence of max_model_len, with the arithmetic and the
+  // largest length that fits; those of KvMemory::Create.
+  static Result<std::unique_ptr<ModelExecutor>> Create(Transformer& model,
+                                                       const ModelExecutorOptions& options);
+
+  const ExecutorLimits& limits() const override { return limits_; }
+  Result<MatrixView<const float>> Run(const StepPlan& plan) override;
+
+ private:
+  ModelExecutor(Transformer& model, KvMemory memory, const ExecutorLimits& limits)
+      : model_(model), memory_(std::move(memory)), limits_(limits) {}
+
+  Transformer& model_;
+  KvMemory memory_;
+  const ExecutorLimits limits_;
+};
+
+}  // namespace halfbyte
