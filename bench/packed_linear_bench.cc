@@ -7,7 +7,6 @@
 //   packed_linear_bench --benchmark_filter=Decode
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
-#include <immintrin.h>
 
 #include <algorithm>
 #include <chrono>
@@ -17,6 +16,8 @@
 #include "base/check.h"
 #include "device/zeroed_memory.h"
 #include "kernels/packed_linear/packed_linear.h"
+#include "measure/machine_limits.h"
+#include "measure/peak_loops.h"
 
 namespace halfbyte {
 namespace {
@@ -68,6 +69,10 @@ struct Experts {
       matrices.push_back(**PackMatrix(pool, w, bytes, "bench"));
     }
   }
+  // Of one expert; experts follow each other in a circle.
+  MemorySpan memory_of(int64_t expert) const {
+    return {memory.data() + expert % kExperts * 3 * kMatrixBytes, 3 * kMatrixBytes};
+  }
   static const Experts& Get() {
     static const Experts experts;
     return experts;
@@ -92,16 +97,6 @@ std::vector<std::byte> Operand(const PackedKernel& kernel, int64_t tokens, int64
     }
   }
   return operand;
-}
-
-uint64_t Read(const uint8_t* bytes, int64_t count) {
-  __m256i sum = _mm256_setzero_si256();
-  for (int64_t i = 0; i < count; i += 64) {
-    const auto* p = reinterpret_cast<const __m256i*>(bytes + i);
-    sum = _mm256_add_epi64(sum, _mm256_add_epi64(_mm256_load_si256(p), _mm256_load_si256(p + 1)));
-  }
-  return static_cast<uint64_t>(_mm256_extract_epi64(sum, 0) + _mm256_extract_epi64(sum, 1) +
-                               _mm256_extract_epi64(sum, 2) + _mm256_extract_epi64(sum, 3));
 }
 
 // body(matrix, first panel, end panel) for every piece of kTopK experts from `first` on.
@@ -137,12 +132,10 @@ void Decode(benchmark::State& state, const PackedKernel& kernel, int threads) {
   double read_seconds = 0, seconds = 0;
   int64_t first = 0;
   for (auto _ : state) {
-    const double read =
-        TimeExperts(pool, experts, first, [](const PackedMatrix& w, int64_t begin, int64_t end) {
-          const int64_t panel_bytes = w.tiles() * kTileBytes;
-          benchmark::DoNotOptimize(Read(w.data + begin * panel_bytes, (end - begin) * panel_bytes));
-        });
+    std::vector<MemorySpan> memory;
+    for (int64_t e = first; e < first + kTopK; ++e) memory.push_back(experts.memory_of(e));
     first += kTopK;
+    const double read = SecondsToRead(Context(pool), memory);
     const double product =
         TimeExperts(pool, experts, first, [&](const PackedMatrix& w, int64_t begin, int64_t end) {
           // Threads write disjoint ranges of y, whatever matrix they are at, often the same ones.
@@ -160,42 +153,11 @@ void Decode(benchmark::State& state, const PackedKernel& kernel, int threads) {
   state.counters["of read"] = read_seconds / seconds;
 }
 
-// Eight independent chains for about 10 ms; operations (2 per multiply-add) per second of a thread.
-__attribute__((target("avx512f,avx512vnni"))) double Int8Peak() {
-  __m512i sums[10] = {};
-  const __m512i a = _mm512_set1_epi8(1);
-  constexpr int64_t kRounds = 1000000;
-  const double start = Seconds();
-  for (int64_t i = 0; i < kRounds; ++i) {
-    for (__m512i& sum : sums) sum = _mm512_dpbusd_epi32(sum, a, a);
-    for (__m512i& sum : sums) asm volatile("" : "+v"(sum));
-  }
-  return static_cast<double>(kRounds * 10 * 128) / (Seconds() - start);
-}
-__attribute__((target("avx512f,avx512bf16"))) double Bf16Peak() {
-  __m512 sums[10] = {};
-  const auto a = reinterpret_cast<__m512bh>(_mm512_set1_epi16(0x3f80));
-  constexpr int64_t kRounds = 1000000;
-  const double start = Seconds();
-  for (int64_t i = 0; i < kRounds; ++i) {
-    for (__m512& sum : sums) sum = _mm512_dpbf16_ps(sum, a, a);
-    for (__m512& sum : sums) asm volatile("" : "+v"(sum));
-  }
-  return static_cast<double>(kRounds * 10 * 64) / (Seconds() - start);
-}
-
+// 0 where the machine lacks the instruction.
 double Peak(ThreadPool& pool, PackedArithmetic arithmetic) {
-  const bool int8 = arithmetic == PackedArithmetic::kW4a4;
-  if (!(int8 ? __builtin_cpu_supports("avx512vnni") : __builtin_cpu_supports("avx512bf16"))) {
-    return 0;
-  }
-  std::vector<double> rates(static_cast<size_t>(pool.threads()));
-  pool.ParallelFor(pool.threads(), 1, [&](int64_t begin, int64_t) {
-    rates[static_cast<size_t>(begin)] = int8 ? Int8Peak() : Bf16Peak();
-  });
-  double sum = 0;
-  for (const double rate : rates) sum += rate;
-  return sum;
+  const bool bf16 = arithmetic == PackedArithmetic::kW4a16;
+  const PeakLoop loop = bf16 ? Bf16PeakLoop() : Int8PeakLoop();
+  return loop.run == Fp32PeakLoop().run ? 0 : MeasurePeak(Context(pool), loop);
 }
 
 void Gemm(benchmark::State& state, const PackedKernel& kernel, int64_t tokens, int threads) {
@@ -232,7 +194,8 @@ void Pack(benchmark::State& state, int threads) {
 }
 
 void Register() {
-  for (const PackedArithmetic a : {PackedArithmetic::kW4a4, PackedArithmetic::kW4a16}) {
+  for (const PackedArithmetic a :
+       {PackedArithmetic::kW4a4, PackedArithmetic::kW4a8, PackedArithmetic::kW4a16}) {
     const std::vector<PackedKernel> kernels = PackedKernels(a, SupportedCpuIsas().back());
     for (size_t i = 1; i < kernels.size(); ++i) {  // the reference is no matter of speed
       const PackedKernel kernel = kernels[i];
