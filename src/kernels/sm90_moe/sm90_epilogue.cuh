@@ -30,12 +30,14 @@ struct GateUpEpilogue {
     int groups;  // of 64 columns with channels; those up to row_bytes are filled with zeros
   };
 
-  // One rounding to bf16 at the end. The quotient and exp are within a few units of fp32.
+  // exp and the quotient are within a few units of fp32; one rounding to bf16 follows.
   static __device__ __forceinline__ float SwiGlu(const Arguments& a, float gate, float up,
                                                  float weight) {
+    constexpr float kLog2E = 1.44269504f;
     const float g = MinNan(gate, a.limit);
     const float u = MaxNan(MinNan(up, a.limit), -a.limit);
-    return __fdividef(g, 1.0f + __expf(-a.swiglu_alpha * g)) * (u + a.swiglu_add) * weight;
+    const float power = FastExp2(g * (-a.swiglu_alpha * kLog2E));
+    return g * FastReciprocal(1.0f + power) * (u + a.swiglu_add) * weight;
   }
 
   template <int N>

@@ -4,20 +4,21 @@
 namespace halfbyte::sm90 {
 namespace {
 
-// Calls `use` with the kernels of a variant.
+// Calls use(kernels, tiles) for the kernels of a variant and the tiles that they take.
 template <class Use>
-cudaError_t WithKernels(GemmVariant variant, const Use& use) {
+cudaError_t ForKernels(GemmVariant variant, const Use& use) {
   switch (variant) {
     case GemmVariant::kDecode:
-      return use(GemmKernels<DecodeConfig>{});
+      return use(GemmKernels<DecodeConfig>{}, TilesOf::kAll);
     case GemmVariant::kMiddle:
-      return use(GemmKernels<MiddleConfig>{});
+      return use(GemmKernels<MiddleConfig>{}, TilesOf::kAll);
     case GemmVariant::kWide:
-      return use(GemmKernels<WideConfig>{});
+      return use(GemmKernels<WideConfig>{}, TilesOf::kAll);
     case GemmVariant::kPrefill:
-      return use(GemmKernels<PrefillConfig>{});
+      break;
   }
-  return cudaErrorInvalidValue;
+  const cudaError_t error = use(GemmKernels<PrefillConfig>{}, TilesOf::kWide);
+  return error != cudaSuccess ? error : use(GemmKernels<WideConfig>{}, TilesOf::kNarrow);
 }
 
 static_assert(DecodeConfig::N::kLargest == MaxTileRows(GemmVariant::kDecode));
@@ -38,7 +39,7 @@ cudaError_t Multiprocessors(int& count) {
 cudaError_t PrepareGemms() {
   for (const GemmVariant variant : kGemmVariants) {
     const cudaError_t error =
-        WithKernels(variant, [](auto kernels) { return decltype(kernels)::Prepare(); });
+        ForKernels(variant, [](auto kernels, TilesOf) { return decltype(kernels)::Prepare(); });
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
@@ -49,8 +50,9 @@ cudaError_t LaunchGateUp(const GateUpArguments& arguments, GemmVariant variant, 
   int blocks = 0;
   const cudaError_t error = Multiprocessors(blocks);
   if (error != cudaSuccess) return error;
-  return WithKernels(variant, [&](auto kernels) {
-    return decltype(kernels)::GateUp(arguments, blocks, launch, stream);
+  return ForKernels(variant, [&](auto kernels, TilesOf tiles) {
+    const Launch how = tiles == TilesOf::kNarrow ? Launch::kDependent : launch;
+    return decltype(kernels)::GateUp(arguments, tiles, blocks, how, stream);
   });
 }
 
@@ -59,8 +61,9 @@ cudaError_t LaunchDown(const DownArguments& arguments, GemmVariant variant, Laun
   int blocks = 0;
   const cudaError_t error = Multiprocessors(blocks);
   if (error != cudaSuccess) return error;
-  return WithKernels(variant, [&](auto kernels) {
-    return decltype(kernels)::Down(arguments, blocks, launch, stream);
+  return ForKernels(variant, [&](auto kernels, TilesOf tiles) {
+    const Launch how = tiles == TilesOf::kNarrow ? Launch::kDependent : launch;
+    return decltype(kernels)::Down(arguments, tiles, blocks, how, stream);
   });
 }
 

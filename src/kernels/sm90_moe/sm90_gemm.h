@@ -32,21 +32,33 @@ constexpr int32_t MaxTileRows(GemmVariant variant) {
   constexpr int32_t kRows[] = {32, 64, 128, 192};
   return kRows[static_cast<int32_t>(variant)];
 }
+// Tiles with more rows than this must come first: they run in a kernel of their own. 0: all tiles
+// run in one.
+constexpr int32_t WideTileRows(GemmVariant variant) {
+  return variant == GemmVariant::kPrefill ? MaxTileRows(GemmVariant::kWide) : 0;
+}
 // For `slots` rows that spread evenly over `experts`: room for the unevenness of uniform routing.
 constexpr GemmVariant GemmVariantFor(int64_t slots, int64_t experts) {
   const int64_t mean = CeilDiv(slots, experts < 1 ? 1 : experts);
-  return mean <= 16    ? GemmVariant::kDecode
+  return mean <= 24    ? GemmVariant::kDecode
          : mean <= 52  ? GemmVariant::kMiddle
          : mean <= 100 ? GemmVariant::kWide
                        : GemmVariant::kPrefill;
+}
+
+// For reports.
+constexpr const char* GemmVariantName(GemmVariant variant) {
+  constexpr const char* kNames[] = {"tiles of up to 32 rows", "tiles of up to 64 rows",
+                                    "tiles of up to 128 rows", "tiles of up to 192 rows"};
+  return kNames[static_cast<int32_t>(variant)];
 }
 
 struct GemmArguments {
   const uint8_t* experts = nullptr;  // [local experts] of ExpertShape::bytes() each
   ExpertShape shape;
   const TokenTile* tiles = nullptr;
-  const int32_t* tile_count = nullptr;
-  const float* row_scale = nullptr;  // [rows], or null: the activation scale of each row
+  const int32_t* tile_count = nullptr;  // [2]: all, and those that come first for being wide
+  const float* row_scale = nullptr;     // [rows], or null: the activation scale of each row
 };
 
 struct GateUpArguments {
@@ -75,7 +87,7 @@ enum class Launch : int32_t {
                // tile list must have been complete before that kernel let its dependents start
 };
 
-// Both launch one grid of as many blocks as the device has multiprocessors and never wait.
+// Both launch one grid or two of as many blocks as the device has multiprocessors and never wait.
 cudaError_t LaunchGateUp(const GateUpArguments& arguments, GemmVariant variant, Launch launch,
                          cudaStream_t stream);
 cudaError_t LaunchDown(const DownArguments& arguments, GemmVariant variant, Launch launch,

@@ -22,8 +22,8 @@ struct Widths {
 
 // How blocks share the strips of all tiles.
 enum class Raster {
-  // A run of strips for each block, equal within one strip: few tokens, where every strip costs
-  // its bytes.
+  // A run of strips for each block, equal within one strip, of one tile if there are few: for few
+  // tokens, where every strip costs its bytes.
   kRuns,
   // Block b takes groups of W strips b, b + grid, ...: many tokens, where blocks that work on the
   // same tile at the same time find its image in the L2 cache.
@@ -38,20 +38,22 @@ struct GemmConfig {
   using N = Widths_;
 
   static constexpr int kWovenFrom = W == 3 ? 128 : 256;  // narrowest N of MultiplyBlockWoven
-  static constexpr int kWeightStages = 2;
-  static constexpr int kTokenStages = 4;
+  static constexpr uint32_t kWeightSlots = 2 * W;        // of one block each
+  static constexpr uint32_t kTokenStages = 4;
   static constexpr int kThreads = 128 * (W + 1);
-  static constexpr uint32_t kWeightStageBytes = W * kBlockBytes;
   static constexpr uint32_t kTokenStageBytes = kTokenGroups * N::kLargest * 128;
   static constexpr uint32_t kTokens = 0;  // first, at a multiple of 1,024
   static constexpr uint32_t kWeights = kTokenStages * kTokenStageBytes;
-  static constexpr uint32_t kBarriers = kWeights + kWeightStages * kWeightStageBytes;
-  static constexpr uint32_t kSharedBytes = kBarriers + 16 * (kWeightStages + kTokenStages);
+  static constexpr uint32_t kBarriers = kWeights + kWeightSlots * kBlockBytes;
+  static constexpr uint32_t kSharedBytes = kBarriers + 16 * (kWeightSlots + kTokenStages);
   static_assert(kSharedBytes <= 232448);
   // Of the 65,536 registers; what the producers give, the others take.
   static constexpr int kProducerRegisters = 32;
   static constexpr int kMathRegisters = W == 2 ? 240 : W == 3 ? 160 : 112;
 };
+
+// Which tiles of the list a kernel takes; Raster::kRuns takes all.
+enum class TilesOf : int32_t { kAll, kWide, kNarrow };
 
 // Weights of one product and its tokens, as the kernel sees them.
 struct GemmOperands {
@@ -62,6 +64,7 @@ struct GemmOperands {
   const uint8_t* image;
   const TokenTile* tiles;
   const int32_t* tile_count;
+  TilesOf tiles_of;
 };
 
 // Up to W strips of one tile.
@@ -71,33 +74,70 @@ struct StripGroup {
   int count;
 };
 
+// How many tiles a kernel has: from `begin` on.
+struct TileRange {
+  int begin;
+  int end;
+};
+__device__ __forceinline__ TileRange LoadTileRange(const GemmOperands& operands) {
+  const int all = operands.tile_count[0];
+  if (operands.tiles_of == TilesOf::kAll) return {0, all};
+  const int wide = operands.tile_count[1];
+  return operands.tiles_of == TilesOf::kWide ? TileRange{0, wide} : TileRange{wide, all};
+}
+
 // The groups of this block, in order. Only two numbers: registers are short while products run, so
 // a group is derived anew where it is needed.
 template <class Config>
 class StripGroups {
  public:
-  __device__ __forceinline__ explicit StripGroups(const GemmOperands& operands) {
-    const int count = *operands.tile_count;
+  __device__ __forceinline__ StripGroups(const GemmOperands& operands, const TileRange& range) {
     if constexpr (Config::kRaster == Raster::kRuns) {
-      const unsigned all = static_cast<unsigned>(count * operands.strips), block = blockIdx.x;
-      const unsigned share = all / gridDim.x, longer = all % gridDim.x;
-      next_ = static_cast<int>(block * share + min(block, longer));
-      end_ = next_ + static_cast<int>(share + (block < longer ? 1 : 0));
+      const unsigned tiles = static_cast<unsigned>(range.end), blocks = gridDim.x,
+                     block = blockIdx.x;
+      const unsigned strips = static_cast<unsigned>(operands.strips);
+      if (tiles != 0 && tiles <= blocks &&
+          (strips + blocks / tiles - 1) / (blocks / tiles) <= tiles * strips / blocks + 2) {
+        // Every tile has its blocks: where a run crosses from tile to tile, a group is cut short.
+        const unsigned tile = block * tiles / blocks;
+        const unsigned first = (tile * blocks + tiles - 1) / tiles;
+        const unsigned end = ((tile + 1) * blocks + tiles - 1) / tiles;
+        next_ = static_cast<int>(tile * strips + (block - first) * strips / (end - first));
+        end_ = static_cast<int>(tile * strips + (block - first + 1) * strips / (end - first));
+      } else {
+        const unsigned share = tiles * strips / blocks, longer = tiles * strips % blocks;
+        next_ = static_cast<int>(block * share + min(block, longer));
+        end_ = next_ + static_cast<int>(share + (block < longer ? 1 : 0));
+      }
     } else {
-      next_ = static_cast<int>(blockIdx.x);
-      end_ = count * PerTile(operands);
+      next_ = range.begin * PerTile(operands) + static_cast<int>(blockIdx.x);
+      end_ = range.end * PerTile(operands);
     }
   }
   __device__ __forceinline__ bool Done() const { return next_ >= end_; }
   __device__ __forceinline__ StripGroup Get(const GemmOperands& operands) const {
-    StripGroup group;
+    return GetAt(operands, next_);
+  }
+  // The same, unknown to the compiler, which would keep the group in registers instead.
+  __device__ __forceinline__ StripGroup GetAnew(const GemmOperands& operands) const {
     int next = next_;
-    asm volatile("" : "+r"(next));  // derived anew, not kept
+    asm volatile("" : "+r"(next));
+    return GetAt(operands, next);
+  }
+  __device__ __forceinline__ void Advance(int count) {
+    next_ += Config::kRaster == Raster::kRuns ? count : static_cast<int>(gridDim.x);
+  }
+
+ private:
+  __device__ __forceinline__ StripGroup GetAt(const GemmOperands& operands, int next) const {
+    StripGroup group;
     int tile;
     if constexpr (Config::kRaster == Raster::kRuns) {
       tile = next / operands.strips;
       group.strip = next - tile * operands.strips;
-      group.count = min(Config::W, min(end_ - next, operands.strips - group.strip));
+      // What is left of the tile, in as few groups as W allows, of equal size.
+      const int left = min(end_ - next, operands.strips - group.strip);
+      group.count = (left - 1) / ((left + Config::W - 1) / Config::W) + 1;
     } else {
       tile = next / PerTile(operands);
       group.strip = (next - tile * PerTile(operands)) * Config::W;
@@ -106,11 +146,6 @@ class StripGroups {
     group.tile = operands.tiles[tile];
     return group;
   }
-  __device__ __forceinline__ void Advance(const StripGroup& group) {
-    next_ += Config::kRaster == Raster::kRuns ? group.count : static_cast<int>(gridDim.x);
-  }
-
- private:
   static __device__ __forceinline__ int PerTile(const GemmOperands& operands) {
     return (operands.strips + Config::W - 1) / Config::W;
   }
@@ -123,123 +158,143 @@ class StripGroups {
 // is free, so that stages and barriers are constants.
 extern __shared__ __align__(1024) uint8_t shared_memory[];
 
-// A ring of stages in shared memory with a full and an empty barrier each. kStages is a power of 2.
-template <uint32_t kBarriers, uint32_t kStages>
+// A ring of places in shared memory with a full and an empty barrier each.
+template <uint32_t kBarriers, uint32_t kPlaces>
 struct Ring {
-  uint32_t passed = 0;
-
-  static __device__ __forceinline__ uint32_t Full(uint32_t stage) {
-    return SharedAddress(shared_memory) + kBarriers + 8 * stage;
+  static __device__ __forceinline__ uint32_t Full(uint32_t index) {
+    return SharedAddress(shared_memory) + kBarriers + 8 * (index % kPlaces);
   }
-  static __device__ __forceinline__ uint32_t Empty(uint32_t stage) {
-    return Full(stage) + 8 * kStages;
+  static __device__ __forceinline__ uint32_t Empty(uint32_t index) {
+    return Full(index) + 8 * kPlaces;
   }
   static __device__ __forceinline__ void Init(uint32_t consumers) {
-    for (uint32_t i = 0; i < kStages; ++i) {
+    for (uint32_t i = 0; i < kPlaces; ++i) {
       BarrierInit(Full(i), 1);
       BarrierInit(Empty(i), consumers);
     }
   }
-  static __device__ __forceinline__ void Release(uint32_t which) { BarrierArrive(Empty(which)); }
-
-  __device__ __forceinline__ uint32_t stage() const { return passed % kStages; }
-  __device__ __forceinline__ uint32_t parity() const { return passed / kStages % 2; }
-  __device__ __forceinline__ void WaitFull() const { BarrierWait(Full(stage()), parity()); }
-  __device__ __forceinline__ void WaitEmpty() const { BarrierWait(Empty(stage()), parity() ^ 1); }
-  __device__ __forceinline__ void Advance() { ++passed; }
-  __device__ __forceinline__ void ReleasePrevious() const { Release((passed - 1) % kStages); }
+  // Of the index-th thing that passes through the ring.
+  static __device__ __forceinline__ void WaitFull(uint32_t index) {
+    BarrierWait(Full(index), index / kPlaces % 2);
+  }
+  static __device__ __forceinline__ void WaitEmpty(uint32_t index) {
+    BarrierWait(Empty(index), index / kPlaces % 2 ^ 1);
+  }
 };
 
+// Weights: block after block, each for one warpgroup. Tokens: stages that all warpgroups read.
 template <class Config>
 struct Rings {
-  Ring<Config::kBarriers, Config::kWeightStages> weights;
-  Ring<Config::kBarriers + 16 * Config::kWeightStages, Config::kTokenStages> tokens;
+  using Weights = Ring<Config::kBarriers, Config::kWeightSlots>;
+  using Tokens = Ring<Config::kBarriers + 16 * Config::kWeightSlots, Config::kTokenStages>;
+
+  static __device__ __forceinline__ uint32_t WeightSlot(uint32_t index) {
+    return SharedAddress(shared_memory) + Config::kWeights +
+           index % Config::kWeightSlots * static_cast<uint32_t>(kBlockBytes);
+  }
+  static __device__ __forceinline__ uint32_t TokenStage(uint32_t index) {
+    return SharedAddress(shared_memory) + Config::kTokens +
+           index % Config::kTokenStages * Config::kTokenStageBytes;
+  }
 };
 
 template <class Config>
-__device__ __forceinline__ void CopyWeights(const GemmOperands& operands, Rings<Config>& rings) {
+__device__ __forceinline__ void CopyWeights(const GemmOperands& operands) {
+  using Rings = Rings<Config>;
   const uint64_t policy = EvictFirst();
   const int64_t strip_bytes = operands.k_blocks * kBlockBytes;
-  StripGroups<Config> groups(operands);
+  uint32_t index = 0;
+  StripGroups<Config> groups(operands, LoadTileRange(operands));
   while (!groups.Done()) {
     const StripGroup group = groups.Get(operands);
-    groups.Advance(group);
+    groups.Advance(group.count);
     const uint8_t* from =
         operands.weights + group.tile.expert * operands.expert_stride + group.strip * strip_bytes;
+#pragma unroll 1
     for (int kb = 0; kb < operands.k_blocks; ++kb, from += kBlockBytes) {
-      rings.weights.WaitEmpty();
-      const uint32_t barrier = rings.weights.Full(rings.weights.stage());
-      BarrierArriveExpecting(barrier, group.count * static_cast<uint32_t>(kBlockBytes));
-      uint32_t to = SharedAddress(shared_memory) + Config::kWeights +
-                    rings.weights.stage() * Config::kWeightStageBytes;
-      for (int i = 0; i < group.count; ++i, to += kBlockBytes) {
-        BulkLoadHinted(to, from + i * strip_bytes, kBlockBytes, barrier, policy);
+#pragma unroll 1
+      for (int i = 0; i < group.count; ++i, ++index) {
+        Rings::Weights::WaitEmpty(index);
+        BarrierArriveExpecting(Rings::Weights::Full(index), kBlockBytes);
+        BulkLoadHinted(Rings::WeightSlot(index), from + i * strip_bytes, kBlockBytes,
+                       Rings::Weights::Full(index), policy);
       }
-      rings.weights.Advance();
     }
   }
 }
 
 template <class Config>
-__device__ __forceinline__ void CopyTokens(const GemmOperands& operands, Rings<Config>& rings) {
-  StripGroups<Config> groups(operands);
+__device__ __forceinline__ void CopyTokens(const GemmOperands& operands) {
+  using Rings = Rings<Config>;
+  uint32_t index = 0;
+  StripGroups<Config> groups(operands, LoadTileRange(operands));
   while (!groups.Done()) {
     const StripGroup group = groups.Get(operands);
-    groups.Advance(group);
+    groups.Advance(group.count);
     const uint8_t* from =
         operands.image + int64_t{group.tile.row_begin} * operands.k_blocks * (kBlockK * 2);
     const uint32_t bytes = group.tile.rows * (Config::kTokenGroups * 128);
     const int stages = operands.k_blocks * (kBlockGroups / Config::kTokenGroups);
-    for (int i = 0; i < stages; ++i, from += bytes) {
-      rings.tokens.WaitEmpty();
-      BarrierArriveExpecting(rings.tokens.Full(rings.tokens.stage()), bytes);
-      BulkLoad(SharedAddress(shared_memory) + Config::kTokens +
-                   rings.tokens.stage() * Config::kTokenStageBytes,
-               from, bytes, rings.tokens.Full(rings.tokens.stage()));
-      rings.tokens.Advance();
+#pragma unroll 1
+    for (int i = 0; i < stages; ++i, from += bytes, ++index) {
+      Rings::Tokens::WaitEmpty(index);
+      BarrierArriveExpecting(Rings::Tokens::Full(index), bytes);
+      BulkLoad(Rings::TokenStage(index), from, bytes, Rings::Tokens::Full(index));
     }
   }
 }
 
-// A warpgroup without a strip in this group takes part in the hand-over only.
-template <class Config>
-__device__ __forceinline__ void SkipGroup(int k_blocks, Rings<Config>& rings, bool elected) {
-  for (int kb = 0; kb < k_blocks; ++kb) {
-    rings.weights.WaitFull();
-    if (elected) rings.weights.Release(rings.weights.stage());
-    rings.weights.Advance();
-    for (int i = 0; i < kBlockGroups / Config::kTokenGroups; ++i) {
-      rings.tokens.WaitFull();
-      if (elected) rings.tokens.Release(rings.tokens.stage());
-      rings.tokens.Advance();
-    }
-  }
-}
+// What a math warpgroup knows of the rings and of its part.
+struct MathState {
+  uint32_t weights = 0;   // passed through the ring before the next block of this warpgroup
+  uint32_t k_blocks = 0;  // of the tokens passed through the ring
+  uint32_t count = 0;     // strips of the group: blocks from one of this warpgroup to the next
+  uint32_t arrivals = 0;  // of this thread when it gives a token stage back; 0: not elected
+};
 
-// The token image of one group of 64 columns, as the tensor core is told.
+// The stages of tokens. A block of 512 columns takes the ring once or twice around, so the place of
+// each of its groups is known to the compiler.
 template <class Config>
-__device__ __forceinline__ uint64_t TokenGroup(const Rings<Config>& rings, int group,
-                                               uint32_t group_bytes) {
-  return WgmmaDescriptor(SharedAddress(shared_memory) + Config::kTokens +
-                         rings.tokens.stage() * Config::kTokenStageBytes +
-                         group % Config::kTokenGroups * group_bytes);
-}
+struct TokenRing {
+  static constexpr int kStages = Config::kTokenStages;
+  static constexpr int kRounds = kBlockGroups / Config::kTokenGroups / kStages;
+  static_assert(kRounds * kStages * Config::kTokenGroups == kBlockGroups);
+  using Barriers = typename Rings<Config>::Tokens;
+
+  static constexpr __device__ uint32_t Stage(int group) {
+    return group / Config::kTokenGroups % kStages;
+  }
+  static __device__ __forceinline__ void WaitFull(const MathState& state, int group) {
+    BarrierWait(Barriers::Full(Stage(group)),
+                (state.k_blocks * kRounds + group / Config::kTokenGroups / kStages) % 2);
+  }
+  // The stage before that of `group`.
+  static __device__ __forceinline__ void ReleasePrevious(const MathState& state, int group) {
+    const uint32_t stage = (Stage(group) + kStages - 1) % kStages;
+    if (state.arrivals != 0) BarrierArrive(Barriers::Empty(stage), state.arrivals);
+  }
+  // Told to the tensor core; group_bytes of one group of 64 columns.
+  static __device__ __forceinline__ uint64_t Descriptor(int group, uint32_t group_bytes) {
+    return WgmmaDescriptor(Rings<Config>::TokenStage(Stage(group))) +
+           group % Config::kTokenGroups * (group_bytes / 16);
+  }
+};
 
 // Before the products of a group, and after them: products before the last group have ended.
 template <class Config>
-__device__ __forceinline__ void BeginGroup(const Rings<Config>& rings, int group) {
-  if (group % Config::kTokenGroups == 0) rings.tokens.WaitFull();
+__device__ __forceinline__ void BeginGroup(const MathState& state, int group) {
+  if (group % Config::kTokenGroups == 0) TokenRing<Config>::WaitFull(state, group);
 }
 template <class Config>
-__device__ __forceinline__ void EndGroup(Rings<Config>& rings, int group, bool first,
-                                         bool elected) {
-  if (group % Config::kTokenGroups == 0 && elected && !first) rings.tokens.ReleasePrevious();
-  if (group % Config::kTokenGroups == Config::kTokenGroups - 1) rings.tokens.Advance();
+__device__ __forceinline__ void EndGroup(const MathState& state, int group, bool first) {
+  if (group % Config::kTokenGroups == 0 && !first) {
+    TokenRing<Config>::ReleasePrevious(state, group);
+  }
 }
 template <class Config>
-__device__ __forceinline__ void ReleaseWeights(const Rings<Config>& rings, bool elected) {
+__device__ __forceinline__ void ReleaseWeights(const MathState& state) {
   __syncwarp();
-  if (elected) rings.weights.Release(rings.weights.stage());
+  if (state.arrivals != 0) BarrierArrive(Rings<Config>::Weights::Empty(state.weights), 1);
 }
 
 constexpr uint32_t kGroupCodeBytes = kBlockThreads * 16;
@@ -247,8 +302,7 @@ constexpr uint32_t kGroupCodeBytes = kBlockThreads * 16;
 // One block of 512 columns: a group is decoded while the products of the one before it run.
 template <class Config, int N>
 __device__ __forceinline__ void MultiplyBlock(uint32_t block, uint32_t group_bytes, bool first,
-                                              bool elected, Rings<Config>& rings,
-                                              float (&accumulators)[N / 2],
+                                              MathState& state, float (&accumulators)[N / 2],
                                               uint32_t (&fragments)[2][16]) {
   const uint4 scales = LoadShared16(block + kCodeBytes);
   uint4 words = LoadShared16(block);
@@ -259,10 +313,10 @@ __device__ __forceinline__ void MultiplyBlock(uint32_t block, uint32_t group_byt
     if (group + 1 < kBlockGroups) {
       words = LoadShared16(block + (group + 1) * kGroupCodeBytes);
     } else {
-      ReleaseWeights(rings, elected);
+      ReleaseWeights<Config>(state);
     }
-    BeginGroup(rings, group);
-    const uint64_t tokens = TokenGroup(rings, group, group_bytes);
+    BeginGroup<Config>(state, group);
+    const uint64_t tokens = TokenRing<Config>::Descriptor(group, group_bytes);
     WgmmaFence();
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
@@ -270,7 +324,7 @@ __device__ __forceinline__ void MultiplyBlock(uint32_t block, uint32_t group_byt
     }
     WgmmaCommit();
     WgmmaWait<1>();
-    EndGroup(rings, group, first && group == 0, elected);
+    EndGroup<Config>(state, group, first && group == 0);
   }
 }
 
@@ -278,8 +332,7 @@ __device__ __forceinline__ void MultiplyBlock(uint32_t block, uint32_t group_byt
 // is waited for alone, and decoding runs four steps ahead.
 template <class Config, int N>
 __device__ __forceinline__ void MultiplyBlockWoven(uint32_t block, uint32_t group_bytes, bool first,
-                                                   bool elected, Rings<Config>& rings,
-                                                   float (&accumulators)[N / 2],
+                                                   MathState& state, float (&accumulators)[N / 2],
                                                    uint32_t (&fragments)[2][16]) {
   const uint4 scales = LoadShared16(block + kCodeBytes);
   uint4 words = LoadShared16(block);
@@ -288,8 +341,8 @@ __device__ __forceinline__ void MultiplyBlockWoven(uint32_t block, uint32_t grou
   words = next;
 #pragma unroll
   for (int group = 0; group < kBlockGroups; ++group) {
-    BeginGroup(rings, group);
-    const uint64_t tokens = TokenGroup(rings, group, group_bytes);
+    BeginGroup<Config>(state, group);
+    const uint64_t tokens = TokenRing<Config>::Descriptor(group, group_bytes);
     const bool ahead = group + 1 < kBlockGroups;
     uint2 pair{};
     if (ahead) pair = GroupScales(scales, group + 1);
@@ -307,16 +360,15 @@ __device__ __forceinline__ void MultiplyBlockWoven(uint32_t block, uint32_t grou
       if (ahead) DecodeWord(word, pair, fragments[(group + 1) % 2] + 4 * step);
     }
     words = next;
-    if (group + 2 == kBlockGroups) ReleaseWeights(rings, elected);
-    EndGroup(rings, group, first && group == 0, elected);
+    if (group + 2 == kBlockGroups) ReleaseWeights<Config>(state);
+    EndGroup<Config>(state, group, first && group == 0);
   }
 }
 
 // accumulators[64, N] = strip * tokens over all of K. Rows of the tile beyond group_bytes / 128 are
 // whatever lies behind the image; they stay in their columns.
 template <class Config, int N>
-__device__ __forceinline__ void MultiplyStrip(int k_blocks, uint32_t group_bytes, uint32_t codes,
-                                              Rings<Config>& rings, bool elected,
+__device__ __forceinline__ void MultiplyStrip(int k_blocks, uint32_t group_bytes, MathState& state,
                                               float (&accumulators)[N / 2]) {
   // Not by the first product's flag: registers that look read before they are written would stay
   // occupied around the loop over strips, for every width.
@@ -325,19 +377,18 @@ __device__ __forceinline__ void MultiplyStrip(int k_blocks, uint32_t group_bytes
   uint32_t fragments[2][16];
 #pragma unroll 1
   for (int kb = 0; kb < k_blocks; ++kb) {
-    rings.weights.WaitFull();
-    const uint32_t block = codes + rings.weights.stage() * Config::kWeightStageBytes;
+    Rings<Config>::Weights::WaitFull(state.weights);
+    const uint32_t block = Rings<Config>::WeightSlot(state.weights) + threadIdx.x % 128 * 16;
     if constexpr (N >= Config::kWovenFrom) {
-      MultiplyBlockWoven<Config, N>(block, group_bytes, kb == 0, elected, rings, accumulators,
-                                    fragments);
+      MultiplyBlockWoven<Config, N>(block, group_bytes, kb == 0, state, accumulators, fragments);
     } else {
-      MultiplyBlock<Config, N>(block, group_bytes, kb == 0, elected, rings, accumulators,
-                               fragments);
+      MultiplyBlock<Config, N>(block, group_bytes, kb == 0, state, accumulators, fragments);
     }
-    rings.weights.Advance();
+    state.weights += state.count;
+    ++state.k_blocks;
   }
   WgmmaWait<0>();
-  if (elected) rings.tokens.ReleasePrevious();
+  TokenRing<Config>::ReleasePrevious(state, 0);
 #pragma unroll
   for (int i = 0; i < N / 2; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
 }
@@ -347,18 +398,17 @@ template <class Config, class Epilogue, int N, int... kWider>
 __device__ __forceinline__ void RunStrip(const GemmOperands& operands,
                                          const typename Epilogue::Arguments& out,
                                          const StripGroups<Config>& groups, int rows, int warpgroup,
-                                         uint32_t codes, Rings<Config>& rings, bool elected,
-                                         Widths<N, kWider...>) {
+                                         MathState& state, Widths<N, kWider...>) {
   if constexpr (sizeof...(kWider) > 0) {
     if (rows > N) {
-      RunStrip<Config, Epilogue>(operands, out, groups, rows, warpgroup, codes, rings, elected,
+      RunStrip<Config, Epilogue>(operands, out, groups, rows, warpgroup, state,
                                  Widths<kWider...>{});
       return;
     }
   }
   float accumulators[N / 2];
-  MultiplyStrip<Config, N>(operands.k_blocks, rows * 128u, codes, rings, elected, accumulators);
-  const StripGroup group = groups.Get(operands);
+  MultiplyStrip<Config, N>(operands.k_blocks, rows * 128u, state, accumulators);
+  const StripGroup group = groups.GetAnew(operands);
   Epilogue::template Store<N>(out, group.tile, group.strip + warpgroup, accumulators);
 }
 
@@ -367,10 +417,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     GemmKernel(const __grid_constant__ GemmOperands operands,
                const __grid_constant__ typename Epilogue::Arguments out) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  Rings<Config> rings;
   if (threadIdx.x == 0) {
-    rings.weights.Init(4 * Config::W);
-    rings.tokens.Init(4 * Config::W);
+    Rings<Config>::Weights::Init(4);
+    Rings<Config>::Tokens::Init(4 * Config::W);
     BarrierInitFence();
   }
   __syncthreads();
@@ -379,28 +428,35 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (warp < 4) {
     GiveRegisters<Config::kProducerRegisters>();
     if (warp == 0 && lane == 0) {
-      CopyWeights<Config>(operands, rings);
+      CopyWeights<Config>(operands);
     } else if (warp == 1 && lane == 0) {
       WaitForPredecessor();
       GlobalProxyFence();
-      CopyTokens<Config>(operands, rings);
+      CopyTokens<Config>(operands);
     }
   } else {
     TakeRegisters<Config::kMathRegisters>();
     WaitForPredecessor();
-    const int warpgroup = warp / 4 - 1;
-    const uint32_t codes = SharedAddress(shared_memory) + Config::kWeights +
-                           warpgroup * static_cast<uint32_t>(kBlockBytes) + threadIdx.x % 128 * 16;
-    StripGroups<Config> groups(operands);
+    const uint32_t warpgroup = Uniform(warp / 4 - 1);
+    MathState state;
+    state.weights = warpgroup;
+    const TileRange range = LoadTileRange(operands);
+    StripGroups<Config> groups(operands, {Uniform(range.begin), Uniform(range.end)});
     while (!groups.Done()) {
       const StripGroup group = groups.Get(operands);
-      if (warpgroup < group.count) {
-        RunStrip<Config, Epilogue>(operands, out, groups, group.tile.rows, warpgroup, codes, rings,
-                                   lane == 0, typename Config::N{});
+      state.count = group.count;
+      // The first warpgroup gives token stages back for those that have no strip.
+      state.arrivals = lane != 0 ? 0 : warpgroup == 0 ? 1 + Config::W - state.count : 1;
+      if (warpgroup < state.count) {
+        RunStrip<Config, Epilogue>(operands, out, groups, Uniform(group.tile.rows),
+                                   static_cast<int>(warpgroup), state, typename Config::N{});
       } else {
-        SkipGroup<Config>(operands.k_blocks, rings, lane == 0);
+        state.weights += state.count * operands.k_blocks;
+        state.k_blocks += operands.k_blocks;
       }
-      groups.Advance(groups.Get(operands));
+      // Nobody runs ahead of a ring: a parity tells one phase from the next, not from later ones.
+      if (state.count < Config::W) MathBarrier<128 * Config::W>();
+      groups.Advance(static_cast<int>(state.count));
     }
   }
 }

@@ -18,7 +18,7 @@ struct GemmKernels {
     return cudaSuccess;
   }
 
-  static cudaError_t GateUp(const GateUpArguments& a, int blocks, Launch launch,
+  static cudaError_t GateUp(const GateUpArguments& a, TilesOf tiles_of, int blocks, Launch launch,
                             cudaStream_t stream) {
     const PackedShape shape = a.gemm.shape.gate_up();
     const GateUpEpilogue::Arguments out{a.alpha_gate,
@@ -32,28 +32,30 @@ struct GemmKernels {
                                         PaddedK(a.gemm.shape.intermediate) * 2,
                                         static_cast<int>(shape.strips),
                                         static_cast<int>(shape.strips / 2)};
-    return Start(GemmKernel<Config, GateUpEpilogue>, Operands(a.gemm, shape, 0, a.image), out,
-                 blocks, launch, stream);
+    return Start(GemmKernel<Config, GateUpEpilogue>, Operands(a.gemm, shape, 0, a.image, tiles_of),
+                 out, blocks, launch, stream);
   }
 
-  static cudaError_t Down(const DownArguments& a, int blocks, Launch launch, cudaStream_t stream) {
+  static cudaError_t Down(const DownArguments& a, TilesOf tiles_of, int blocks, Launch launch,
+                          cudaStream_t stream) {
     const ExpertShape& expert = a.gemm.shape;
     const DownEpilogue::Arguments out{a.alpha, a.gemm.row_scale, a.slot_values, expert.hidden};
     return Start(GemmKernel<Config, DownEpilogue>,
-                 Operands(a.gemm, expert.down(), expert.down_offset(), a.image), out, blocks,
-                 launch, stream);
+                 Operands(a.gemm, expert.down(), expert.down_offset(), a.image, tiles_of), out,
+                 blocks, launch, stream);
   }
 
  private:
   static GemmOperands Operands(const GemmArguments& gemm, const PackedShape& shape, int64_t offset,
-                               const uint8_t* image) {
+                               const uint8_t* image, TilesOf tiles_of) {
     return {gemm.experts + offset,
             gemm.shape.bytes(),
             static_cast<int>(shape.strips),
             static_cast<int>(shape.k_blocks()),
             image,
             gemm.tiles,
-            gemm.tile_count};
+            gemm.tile_count,
+            tiles_of};
   }
 
   template <class Out>

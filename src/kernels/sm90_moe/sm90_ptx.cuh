@@ -18,25 +18,24 @@ __device__ __forceinline__ void BarrierInit(uint32_t barrier, uint32_t count) {
 __device__ __forceinline__ void BarrierInitFence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-__device__ __forceinline__ void BarrierArrive(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+__device__ __forceinline__ void BarrierArrive(uint32_t barrier, uint32_t count) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(count)
+               : "memory");
 }
 __device__ __forceinline__ void BarrierArriveExpecting(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
-// Returns when the phase of this parity is complete.
+// Returns when the phase of this parity is complete. The loop is hidden from the compiler, which
+// would put convergence barriers around it.
 __device__ __forceinline__ void BarrierWait(uint32_t barrier, uint32_t parity) {
-  uint32_t done = 0;
-  do {
-    asm volatile(
-        "{\n.reg .pred p;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n}\n"
-        : "=r"(done)
-        : "r"(barrier), "r"(parity)
-        : "memory");
-  } while (done == 0);
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n}\n" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
 }
 
 // Copies from global to shared memory that complete on a barrier. Addresses and sizes are multiples
@@ -75,6 +74,28 @@ __device__ __forceinline__ void LetSuccessorStart() {
 // What others wrote by ordinary stores, before a bulk copy reads it.
 __device__ __forceinline__ void GlobalProxyFence() {
   asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
+// A number that all lanes of the warp have, told so that the compiler sees it: what follows from it
+// is computed once per warp, in uniform registers.
+__device__ __forceinline__ int Uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
+
+// 2^x and 1 / x, within two units of fp32; NaN stays NaN.
+__device__ __forceinline__ float FastExp2(float x) {
+  float out;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+  return out;
+}
+__device__ __forceinline__ float FastReciprocal(float x) {
+  float out;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
+  return out;
+}
+
+// Of the math warpgroups.
+template <int kThreads>
+__device__ __forceinline__ void MathBarrier() {
+  asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
 }
 
 template <int kRegisters>

@@ -27,6 +27,15 @@ HB_HD constexpr TokenTile TileOfExpert(int32_t expert, int32_t row_begin, int32_
           own * static_cast<int32_t>(kAtomRows)};
 }
 
+// Of those tiles the first so many have more than `wide_rows` rows.
+HB_HD constexpr int32_t WideTilesOfExpert(int32_t rows, int32_t tiles, int32_t wide_rows) {
+  if (tiles == 0) return 0;
+  const auto atoms = static_cast<int32_t>(CeilDiv(rows, kAtomRows));
+  const int32_t each = atoms / tiles * static_cast<int32_t>(kAtomRows);
+  if (each > wide_rows) return tiles;
+  return each + kAtomRows > wide_rows ? atoms % tiles : 0;
+}
+
 // Rows, padding included, that `slots` slots can need on `experts` experts: reached, not estimated.
 HB_HD constexpr int64_t MaxTokenRows(int64_t slots, int64_t experts) {
   const int64_t used = slots < experts ? slots : experts;

@@ -186,12 +186,14 @@ Status CudaMoeLayer::RunStep(Step step, cudaStream_t stream, const CudaMoeCall& 
 
 cudaError_t CudaMoeLayer::Plan(cudaStream_t stream, const CudaMoeCall& call,
                                const CudaMoeWorkspace& workspace) const {
+  const sm90::GemmVariant variant = VariantFor(call.tokens, call.top_k);
   return LaunchTokenPlan({.topk_ids = call.topk_ids,
                           .slots = call.tokens * call.top_k,
                           .local_of_global = local_of_global_.as<int32_t>(),
                           .global_experts = placement_.experts(),
                           .local_experts = placement_.local_experts(),
-                          .max_tile_rows = sm90::MaxTileRows(VariantFor(call.tokens, call.top_k))},
+                          .max_tile_rows = sm90::MaxTileRows(variant),
+                          .wide_tile_rows = sm90::WideTileRows(variant)},
                          workspace.layout_.plan, stream);
 }
 
@@ -246,8 +248,8 @@ cudaError_t CudaMoeLayer::GateUp(cudaStream_t stream, const CudaMoeCall& call,
   if (products_ == CudaMoeProducts::kReference) {
     return sm90::LaunchReferenceGateUp(arguments, stream);
   }
-  return sm90::LaunchGateUp(arguments, VariantFor(call.tokens, call.top_k), sm90::Launch::kAfter,
-                            stream);
+  return sm90::LaunchGateUp(arguments, VariantFor(call.tokens, call.top_k),
+                            sm90::Launch::kDependent, stream);
 }
 
 cudaError_t CudaMoeLayer::Down(cudaStream_t stream, const CudaMoeCall& call,
@@ -274,7 +276,7 @@ cudaError_t CudaMoeLayer::Down(cudaStream_t stream, const CudaMoeCall& call,
   if (products_ == CudaMoeProducts::kReference) {
     return sm90::LaunchReferenceDown(arguments, stream);
   }
-  return sm90::LaunchDown(arguments, VariantFor(call.tokens, call.top_k), sm90::Launch::kAfter,
+  return sm90::LaunchDown(arguments, VariantFor(call.tokens, call.top_k), sm90::Launch::kDependent,
                           stream);
 }
 

@@ -38,7 +38,7 @@ CudaMoeWorkspace::Layout CudaMoeWorkspace::Lay(std::byte* memory, const MoeLimit
   Layout layout;
   layout.plan.tiles =
       pieces.Take<sm90::TokenTile>(sm90::MaxTokenTiles(slots, limits.experts, kNarrowestTile));
-  layout.plan.tile_count = pieces.Take<int32_t>(1);
+  layout.plan.tile_count = pieces.Take<int32_t>(2);
   layout.plan.row_count = pieces.Take<int32_t>(1);
   layout.plan.row_of_slot = pieces.Take<int32_t>(slots);
   layout.plan.slot_of_row = pieces.Take<int32_t>(rows);

@@ -1,3 +1,4 @@
+#include "device/cuda/dependent_launch.cuh"
 #include "moe/cuda/token_plan.h"
 
 namespace halfbyte {
@@ -21,6 +22,7 @@ __device__ int32_t LocalExpertOf(const TokenPlanArguments& arguments, int64_t sl
 __global__ void __launch_bounds__(kThreads)
     CountSlots(const TokenPlanArguments arguments, int32_t* counts) {
   extern __shared__ int32_t histogram[];
+  LetNextStart();
   for (int e = threadIdx.x; e < arguments.local_experts; e += kThreads) histogram[e] = 0;
   __syncthreads();
   const int64_t first = blockIdx.x * kPlanChunkSlots;
@@ -39,8 +41,30 @@ struct Shared {
   int32_t* positions;   // [kWarps][experts]: counts of a warp, then where its next slot goes
   int32_t* rows;        // real ones of the whole call
   int32_t* first_atom;  // exclusive scans over the experts
-  int32_t* first_tile;
+  int32_t* first_wide;
+  int32_t* first_narrow;
 };
+
+// What an expert takes, or all of them.
+struct Sizes {
+  int32_t atoms;
+  int32_t wide;  // tiles
+  int32_t narrow;
+};
+// Packed for scans: 24, 20 and 20 bits.
+__device__ uint64_t Pack(const Sizes& s) {
+  return static_cast<uint64_t>(s.atoms) << 40 | static_cast<uint64_t>(s.wide) << 20 |
+         static_cast<uint64_t>(s.narrow);
+}
+__device__ Sizes Unpack(uint64_t packed) {
+  return {static_cast<int32_t>(packed >> 40), static_cast<int32_t>(packed >> 20 & 0xfffff),
+          static_cast<int32_t>(packed & 0xfffff)};
+}
+__device__ Sizes SizesOfExpert(const TokenPlanArguments& arguments, int32_t rows) {
+  const int32_t tiles = sm90::TilesOfExpert(rows, arguments.max_tile_rows);
+  const int32_t wide = sm90::WideTilesOfExpert(rows, tiles, arguments.wide_tile_rows);
+  return {static_cast<int32_t>(sm90::CeilDiv(rows, kAtomRows)), wide, tiles - wide};
+}
 
 // Turns the warps' counts into their first positions within the expert, and fills rows.
 __device__ void ScanWarps(const TokenPlanArguments& arguments, const int32_t* counts,
@@ -64,17 +88,13 @@ __device__ void ScanWarps(const TokenPlanArguments& arguments, const int32_t* co
   }
 }
 
-// first_atom and first_tile; returns both totals, atoms in the upper half.
-__device__ uint64_t ScanExperts(const TokenPlanArguments& arguments, const Shared& shared) {
+// The exclusive scans; returns the totals.
+__device__ Sizes ScanExperts(const TokenPlanArguments& arguments, const Shared& shared) {
   __shared__ uint64_t warp_sums[kWarps];
   const int experts = arguments.local_experts;
   const int each = (experts + kThreads - 1) / kThreads;
   const int begin = static_cast<int>(threadIdx.x) * each;
-  const auto size = [&](int e) {
-    const auto atoms = static_cast<uint64_t>(sm90::CeilDiv(shared.rows[e], kAtomRows));
-    return atoms << 32 |
-           static_cast<uint64_t>(sm90::TilesOfExpert(shared.rows[e], arguments.max_tile_rows));
-  };
+  const auto size = [&](int e) { return Pack(SizesOfExpert(arguments, shared.rows[e])); };
   uint64_t own = 0;
   for (int e = begin; e < begin + each && e < experts; ++e) own += size(e);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -91,26 +111,30 @@ __device__ uint64_t ScanExperts(const TokenPlanArguments& arguments, const Share
     total += warp_sums[w];
   }
   for (int e = begin; e < begin + each && e < experts; ++e) {
-    shared.first_atom[e] = static_cast<int32_t>(before >> 32);
-    shared.first_tile[e] = static_cast<int32_t>(before & 0xffffffffu);
+    const Sizes at = Unpack(before);
+    shared.first_atom[e] = at.atoms;
+    shared.first_wide[e] = at.wide;
+    shared.first_narrow[e] = at.narrow;
     before += size(e);
   }
-  return total;
+  return Unpack(total);
 }
 
 // Tiles, atoms and padding rows of every gridDim.x-th expert, a warp for each.
 __device__ void WriteTiles(const TokenPlanArguments& arguments, const TokenPlan& plan,
-                           const Shared& shared) {
+                           const Shared& shared, int32_t all_wide) {
   const int lane = threadIdx.x % 32;
   const int stride = kWarps * static_cast<int>(gridDim.x);
   for (int e = static_cast<int>(blockIdx.x + gridDim.x * (threadIdx.x / 32));
        e < arguments.local_experts; e += stride) {
     const int32_t rows = shared.rows[e];
     const int32_t first_row = shared.first_atom[e] * static_cast<int32_t>(kAtomRows);
-    const int32_t tiles = sm90::TilesOfExpert(rows, arguments.max_tile_rows);
+    const Sizes own = SizesOfExpert(arguments, rows);
+    const int32_t tiles = own.wide + own.narrow;
     for (int32_t i = 0; i < tiles; ++i) {
       const sm90::TokenTile tile = sm90::TileOfExpert(e, first_row, rows, i, tiles);
-      const int32_t index = shared.first_tile[e] + i;
+      const int32_t index = i < own.wide ? shared.first_wide[e] + i
+                                         : all_wide + shared.first_narrow[e] + i - own.wide;
       if (lane == 0) plan.tiles[index] = tile;
       const auto first_atom = static_cast<int32_t>(tile.row_begin / kAtomRows);
       const auto atoms = static_cast<int32_t>(tile.rows / kAtomRows);
@@ -129,7 +153,7 @@ __global__ void __launch_bounds__(kThreads)
   extern __shared__ int32_t memory[];
   const int experts = arguments.local_experts;
   const Shared shared{memory, memory + kWarps * experts, memory + (kWarps + 1) * experts,
-                      memory + (kWarps + 2) * experts};
+                      memory + (kWarps + 2) * experts, memory + (kWarps + 3) * experts};
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t first = blockIdx.x * kPlanChunkSlots + warp * kSlotsPerWarp + lane;
   for (int i = threadIdx.x; i < kWarps * experts; i += kThreads) shared.positions[i] = 0;
@@ -143,9 +167,11 @@ __global__ void __launch_bounds__(kThreads)
     if (expert[i] >= 0) atomicAdd(&positions[expert[i]], 1);
   }
   __syncthreads();
+  WaitForPrevious();  // for the counts, and before anything is written
+  LetNextStart();
   ScanWarps(arguments, plan.counts, shared);
   __syncthreads();
-  const uint64_t totals = ScanExperts(arguments, shared);
+  const Sizes totals = ScanExperts(arguments, shared);
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < kSteps; ++i) {
@@ -163,15 +189,16 @@ __global__ void __launch_bounds__(kThreads)
     plan.row_of_slot[slot] = row;
     if (e >= 0) plan.slot_of_row[row] = static_cast<int32_t>(slot);
   }
-  WriteTiles(arguments, plan, shared);
+  WriteTiles(arguments, plan, shared, totals.wide);
   if (blockIdx.x == 0 && threadIdx.x == 0) {
-    *plan.tile_count = static_cast<int32_t>(totals & 0xffffffffu);
-    *plan.row_count = static_cast<int32_t>((totals >> 32) * kAtomRows);
+    plan.tile_count[0] = totals.wide + totals.narrow;
+    plan.tile_count[1] = totals.wide;
+    *plan.row_count = totals.atoms * static_cast<int32_t>(kAtomRows);
   }
 }
 
 int PlanSharedBytes(int64_t experts) {
-  return static_cast<int>((kWarps + 3) * experts * int64_t{sizeof(int32_t)});
+  return static_cast<int>((kWarps + 4) * experts * int64_t{sizeof(int32_t)});
 }
 
 }  // namespace
@@ -189,6 +216,9 @@ cudaError_t LaunchTokenPlan(const TokenPlanArguments& arguments, const TokenPlan
     CountSlots<<<chunks, kThreads, bytes, stream>>>(arguments, plan.counts);
   }
   const auto bytes = static_cast<size_t>(PlanSharedBytes(arguments.local_experts));
+  if (chunks > 1) {
+    return LaunchDependent(PlanTokens, {chunks, kThreads, bytes}, stream, arguments, plan);
+  }
   PlanTokens<<<chunks, kThreads, bytes, stream>>>(arguments, plan);
   return cudaGetLastError();
 }

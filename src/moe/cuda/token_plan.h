@@ -20,7 +20,7 @@ inline constexpr int64_t kMaxPlanExperts = 2048;  // local ones
 // All in device memory. Sizes follow from the slots and local experts.
 struct TokenPlan {
   sm90::TokenTile* tiles = nullptr;  // [MaxTokenTiles]
-  int32_t* tile_count = nullptr;     // [1]
+  int32_t* tile_count = nullptr;     // [2]: all, and the wide ones, which come first
   int32_t* row_count = nullptr;      // [1], padding included
   int32_t* row_of_slot = nullptr;    // [slots]; -1: no local expert
   int32_t* slot_of_row = nullptr;    // [MaxTokenRows]; -1: padding; written up to row_count
@@ -41,6 +41,7 @@ struct TokenPlanArguments {
   int32_t global_experts = 0;
   int32_t local_experts = 0;  // at most kMaxPlanExperts
   int32_t max_tile_rows = 0;
+  int32_t wide_tile_rows = 0;  // tiles with more rows than this come before the others
 };
 
 // Once per device, before the first launch and outside of stream capture.

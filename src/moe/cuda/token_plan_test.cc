@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
 #include <random>
 #include <vector>
@@ -16,12 +17,13 @@ constexpr int32_t kAtom = static_cast<int32_t>(sm90::kAtomRows);
 
 struct HostPlan {
   std::vector<sm90::TokenTile> tiles;
+  int32_t wide_tiles = 0;
   std::vector<int32_t> row_of_slot, slot_of_row, tile_of_atom;
 };
 
 // By moe/dispatch_plan.h and the cuts of token_tiles.h.
 HostPlan ReferencePlan(const ExpertPlacement& placement, const std::vector<int32_t>& ids,
-                       int32_t max_tile_rows) {
+                       int32_t max_tile_rows, int32_t wide_tile_rows) {
   const auto slots = static_cast<int64_t>(ids.size());
   DispatchPlan plan(slots, placement.local_experts(), kAtom);
   HB_CHECK(plan.Build(placement, {ids.data(), slots, 1}).has_value(), "too many slots");
@@ -38,9 +40,18 @@ HostPlan ReferencePlan(const ExpertPlacement& placement, const std::vector<int32
     const int32_t count = sm90::TilesOfExpert(rows, max_tile_rows);
     for (int32_t i = 0; i < count; ++i) {
       const sm90::TokenTile tile = sm90::TileOfExpert(e, begin, rows, i, count);
-      host.tile_of_atom.insert(host.tile_of_atom.end(), static_cast<size_t>(tile.rows / kAtom),
-                               static_cast<int32_t>(host.tiles.size()));
       host.tiles.push_back(tile);
+    }
+  }
+  const auto middle = std::stable_partition(
+      host.tiles.begin(), host.tiles.end(),
+      [&](const sm90::TokenTile& tile) { return tile.rows > wide_tile_rows; });
+  host.wide_tiles = static_cast<int32_t>(middle - host.tiles.begin());
+  host.tile_of_atom.resize(host.slot_of_row.size() / kAtom);
+  for (size_t i = 0; i < host.tiles.size(); ++i) {
+    for (int32_t a = 0; a < host.tiles[i].rows / kAtom; ++a) {
+      host.tile_of_atom[static_cast<size_t>(host.tiles[i].row_begin / kAtom + a)] =
+          static_cast<int32_t>(i);
     }
   }
   return host;
@@ -49,7 +60,7 @@ HostPlan ReferencePlan(const ExpertPlacement& placement, const std::vector<int32
 class TokenPlanCuda : public GpuTest {
  protected:
   void Compare(const ExpertPlacement& placement, const std::vector<int32_t>& ids,
-               int32_t max_tile_rows) {
+               int32_t max_tile_rows, int32_t wide_tile_rows = 0) {
     const auto slots = static_cast<int64_t>(ids.size());
     const int64_t experts = placement.local_experts();
     const auto max_rows = static_cast<size_t>(sm90::MaxTokenRows(slots, experts));
@@ -59,7 +70,7 @@ class TokenPlanCuda : public GpuTest {
       const auto local = placement.ToLocal(id);
       locals.push_back(local ? Index(*local) : -1);
     }
-    DeviceArray<int32_t> d_ids(ids), d_locals(locals), tile_count(1), row_count(1),
+    DeviceArray<int32_t> d_ids(ids), d_locals(locals), tile_count(2), row_count(1),
         row_of_slot(ids.size()), slot_of_row(max_rows), tile_of_atom(max_rows / kAtom),
         counts(static_cast<size_t>(PlanChunks(slots) * experts));
     DeviceArray<sm90::TokenTile> tiles(max_tiles);
@@ -72,12 +83,14 @@ class TokenPlanCuda : public GpuTest {
                                         .local_of_global = d_locals.data(),
                                         .global_experts = placement.experts(),
                                         .local_experts = placement.local_experts(),
-                                        .max_tile_rows = max_tile_rows},
+                                        .max_tile_rows = max_tile_rows,
+                                        .wide_tile_rows = wide_tile_rows},
                                        plan, stream.get())));
-    const HostPlan host = ReferencePlan(placement, ids, max_tile_rows);
+    const HostPlan host = ReferencePlan(placement, ids, max_tile_rows, wide_tile_rows);
     ASSERT_LE(host.slot_of_row.size(), max_rows);
     ASSERT_LE(host.tiles.size(), max_tiles);
-    ASSERT_EQ(tile_count.Read()[0], std::ssize(host.tiles));
+    ASSERT_EQ(tile_count.Read(),
+              (std::vector<int32_t>{static_cast<int32_t>(host.tiles.size()), host.wide_tiles}));
     ASSERT_EQ(row_count.Read()[0], std::ssize(host.slot_of_row));
     EXPECT_EQ(row_of_slot.Read(), host.row_of_slot);
     EXPECT_EQ(Head(slot_of_row.Read(), host.slot_of_row.size()), host.slot_of_row);
@@ -111,6 +124,13 @@ TEST_F(TokenPlanCuda, IsThatOfTheCpuForEveryNumberOfSlotsAndExperts) {  // R44, 
     for (const int64_t slots : {1, 2, 31, 32, 33, 384, 2047, 2048, 2049, 6001, 49152}) {
       Compare(ExpertPlacement::Single(experts), RandomIds(slots, experts, ++seed), 32);
     }
+  }
+}
+
+TEST_F(TokenPlanCuda, PutsWideTilesFirst) {
+  for (const int64_t slots : {100, 3000, 20000}) {
+    Compare(ExpertPlacement::Single(24), RandomIds(slots, 24, 77), 192, 128);
+    Compare(ExpertPlacement::Single(24), RandomIds(slots, 24, 78), 32, 16);
   }
 }
 
