@@ -12,7 +12,8 @@ build_packages=(
   g++ cmake ninja-build ccache pkgconf git python3
   libfmt-dev libspdlog-dev nlohmann-json3-dev libsimdjson-dev libcli11-dev libexpected-dev
   libpcre2-dev libgtest-dev librapidcheck-dev libbenchmark-dev)
-develop_packages=(clang-16 libclang-rt-16-dev clang-format-16 libopenmpi-dev openmpi-bin)
+develop_packages=(
+  clang-16 libclang-rt-16-dev clang-format-16 libopenmpi-dev openmpi-bin valgrind)
 
 say() { echo "setup: $*"; }
 die() { echo "setup: $*" >&2; exit 1; }
