@@ -1,6 +1,6 @@
 // A tile of 4-bit weights as bf16 numbers, for the variants with bf16 instructions. A 32-bit lane
 // of the codes holds eight columns of one row; shifted by 4j, its two 16-bit halves choose two bf16
-// numbers from a table of sixteen, which is why kBf16 holds the activations in that order.
+// numbers from a table of sixteen, which is why kBf16AndInt16 holds the activations in that order.
 // In an unnamed namespace for the reason that panel_driver.h gives.
 #pragma once
 
@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "kernels/packed_linear/packed_kernels.h"
 #include "kernels/packed_linear/packed_tile.h"
 
 namespace halfbyte::packed_kernels {
@@ -15,8 +16,6 @@ namespace {  // NOLINT(google-build-namespaces)
 
 struct Bf16Tile : PackedTile {
   static constexpr int64_t kXTileBytes = 128;
-  static constexpr int kParts = 1;
-
   struct Sums {
     __m512 parity[2];
   };
@@ -62,11 +61,22 @@ struct Bf16Tile : PackedTile {
     }
   }
 
-  static void Store(const Sums (&sums)[1], float* y, int64_t rows) {
-    const auto mask = static_cast<__mmask16>((1 << rows) - 1);
-    _mm512_mask_storeu_ps(y, mask, _mm512_add_ps(sums[0].parity[0], sums[0].parity[1]));
+  // A part is a panel.
+  template <int panels>
+  static void Store(const Sums (&sums)[panels], float* y, int64_t rows) {
+    for (int p = 0; p < panels && rows > 0; ++p, y += 16, rows -= 16) {
+      const auto mask = static_cast<__mmask16>(rows < 16 ? (1 << rows) - 1 : 0xffff);
+      const __m512 sum = _mm512_add_ps(sums[p].parity[0], sums[p].parity[1]);
+      _mm512_mask_storeu_ps(y, mask, sum);
+    }
   }
 };
+
+// The same product for kInt16 from operands of kBf16AndInt16.
+inline PackedArguments Int16Part(PackedArguments a) {
+  a.x += a.tiles * Bf16Tile::kXTileBytes;
+  return a;
+}
 
 }  // namespace
 }  // namespace halfbyte::packed_kernels

@@ -13,8 +13,8 @@ template <int planes>
 struct IntAvx2 : IntPackedTile<planes> {
   using Tile = IntPackedTile<planes>;
   using Tile::kBias, Tile::kCodeBytes, Tile::kScale, Tile::kTileBytes;
-  static constexpr int64_t kPrefetchBytes = 2 * kTileBytes;
-  static constexpr int kGemvTokens = 2;
+  static constexpr int64_t kPrefetchBytes = 12 * kTileBytes;
+  static constexpr int kGemvTokens = 1;
   static constexpr int64_t kStripTiles = 8;
   static constexpr int64_t kChunkTokens = 128;
   static constexpr int kGroup = 4;
@@ -28,17 +28,13 @@ struct IntAvx2 : IntPackedTile<planes> {
     const uint8_t* tile;
 
     explicit Packed(const uint8_t* tile_in) : tile(tile_in) {}
-    // The four vectors of biased bytes of block b.
-    void Bytes(int b, int part, __m256i* w) const {
+    // The biased bytes of columns 4v to 4v + 3 of block b.
+    __m256i Bytes(int b, int v, int part) const {
       const __m256i table = _mm256_broadcastsi128_si256(BiasedCodes());
-      const __m256i low = _mm256_set1_epi8(15);
-      for (int v = 0; v < 2; ++v) {
-        const __m256i codes = _mm256_load_si256(
-            reinterpret_cast<const __m256i*>(tile + b * 128 + v * 64 + part * 32));
-        w[2 * v] = _mm256_shuffle_epi8(table, _mm256_and_si256(codes, low));
-        w[2 * v + 1] =
-            _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(codes, 4), low));
-      }
+      const uint8_t* at = tile + b * 128 + v / 2 * 64 + part * 32;
+      const __m256i codes = _mm256_load_si256(reinterpret_cast<const __m256i*>(at));
+      const __m256i shifted = v % 2 == 0 ? codes : _mm256_srli_epi16(codes, 4);
+      return _mm256_shuffle_epi8(table, _mm256_and_si256(shifted, _mm256_set1_epi8(15)));
     }
     // As fp32 numbers of 2^-117 their value.
     __m256 Scales(int b, int part) const {
@@ -52,9 +48,8 @@ struct IntAvx2 : IntPackedTile<planes> {
     alignas(64) uint8_t bytes[2][4 * 128];
     alignas(64) float scales[2][4 * 8];
 
-    void Bytes(int b, int part, __m256i* w) const {
-      const auto* block = reinterpret_cast<const __m256i*>(bytes[part] + b * 128);
-      for (int v = 0; v < 4; ++v) w[v] = _mm256_load_si256(block + v);
+    __m256i Bytes(int b, int v, int part) const {
+      return _mm256_load_si256(reinterpret_cast<const __m256i*>(bytes[part] + b * 128 + v * 32));
     }
     __m256 Scales(int b, int part) const { return _mm256_load_ps(scales[part] + b * 8); }
   };
@@ -63,48 +58,67 @@ struct IntAvx2 : IntPackedTile<planes> {
     const Packed packed(tile);
     for (int part = 0; part < 2; ++part) {
       for (int b = 0; b < 4; ++b) {
-        __m256i w[4];
-        packed.Bytes(b, part, w);
         auto* block = reinterpret_cast<__m256i*>(out.bytes[part] + b * 128);
-        for (int v = 0; v < 4; ++v) _mm256_store_si256(block + v, w[v]);
+        for (int v = 0; v < 4; ++v) _mm256_store_si256(block + v, packed.Bytes(b, v, part));
         _mm256_store_ps(out.scales[part] + b * 8, packed.Scales(b, part));
       }
     }
   }
 
-  // Sixteen bytes of activations at x; each result holds two sums of 16 bits.
-  static __m256i PairSums(const __m256i* w, const std::byte* x) {
-    const auto product = [&](int v) {
-      return _mm256_maddubs_epi16(w[v], _mm256_set1_epi32(LoadInt32(x + 4 * v)));
-    };
-    return _mm256_add_epi16(_mm256_add_epi16(product(0), product(1)),
-                            _mm256_add_epi16(product(2), product(3)));
-  }
-
-  static __m256 Step(const __m256i* w, __m256 scales, const std::byte* x, int b, __m256 sum) {
+  // What a block adds whose pairs of products, of each plane, are `pairs`.
+  static __m256 Step(const __m256i* pairs, __m256 scales, const std::byte* x, int b, __m256 sum) {
     __m256i dot = _mm256_set1_epi32(LoadInt32(x + kBias + 4 * b));
     for (int p = 0; p < planes; ++p) {
       const __m256i weight = _mm256_set1_epi16(p == planes - 1 ? 1 : 256);
-      const __m256i pairs = PairSums(w, x + 64 * p + 16 * b);
-      dot = _mm256_add_epi32(dot, _mm256_madd_epi16(pairs, weight));
+      dot = _mm256_add_epi32(dot, _mm256_madd_epi16(pairs[p], weight));
     }
     const __m256i scale = _mm256_set1_epi32(LoadInt32(x + kScale + 4 * b));
     const __m256 factor = _mm256_mul_ps(scales, _mm256_castsi256_ps(scale));
     return _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), factor, sum);
   }
 
-  template <int tokens, class AnyTile>
-  [[gnu::always_inline]] static inline void Add(const AnyTile& tile, int part, const std::byte* x,
+  // Adds the products with columns 4v to 4v + 3 of block b of every plane.
+  static void AddProducts(__m256i w, const std::byte* x, int b, int v, __m256i* pairs) {
+    for (int p = 0; p < planes; ++p) {
+      const __m256i codes = _mm256_set1_epi32(LoadInt32(x + 64 * p + 16 * b + 4 * v));
+      const __m256i product = _mm256_maddubs_epi16(w, codes);
+      pairs[p] = v == 0 ? product : _mm256_add_epi16(pairs[p], product);
+    }
+  }
+
+  template <int tokens>
+  [[gnu::always_inline]] static inline void Add(const Unpacked& tile, int part, const std::byte* x,
                                                 int64_t x_row_bytes, Sums* sums) {
 #pragma GCC unroll 4
     for (int b = 0; b < 4; ++b) {
       __m256i w[4];
-      tile.Bytes(b, part, w);
+      for (int v = 0; v < 4; ++v) w[v] = tile.Bytes(b, v, part);
       const __m256 scales = tile.Scales(b, part);
 #pragma GCC unroll 4
       for (int t = 0; t < tokens; ++t) {
+        const std::byte* row = x + t * x_row_bytes;
+        __m256i pairs[planes];
+        for (int v = 0; v < 4; ++v) AddProducts(w[v], row, b, v, pairs);
         __m256& sum = sums[t].parity[b % 2];
-        sum = Step(w, scales, x + t * x_row_bytes, b, sum);
+        sum = Step(pairs, scales, row, b, sum);
+      }
+    }
+  }
+
+  // One token; each of its codes goes to both parts while it is in a register.
+  [[gnu::always_inline]] static inline void AddParts(const Packed& tile, const std::byte* x,
+                                                     Sums (&sums)[2][1]) {
+#pragma GCC unroll 4
+    for (int b = 0; b < 4; ++b) {
+      __m256i pairs[2][planes];
+      for (int v = 0; v < 4; ++v) {
+        for (int part = 0; part < 2; ++part) {
+          AddProducts(tile.Bytes(b, v, part), x, b, v, pairs[part]);
+        }
+      }
+      for (int part = 0; part < 2; ++part) {
+        __m256& sum = sums[part][0].parity[b % 2];
+        sum = Step(pairs[part], tile.Scales(b, part), x, b, sum);
       }
     }
   }

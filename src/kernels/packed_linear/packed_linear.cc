@@ -91,8 +91,8 @@ std::vector<PackedKernel> PackedKernels(PackedArithmetic arithmetic, CpuIsa isa)
   if (vnni && !intel) {
     add("w4a16 avx512-vnni", OperandFormat::kInt16, packed_kernels::W4a16Avx512Vnni);
   }
-  if (avx512 && __builtin_cpu_supports("avx512bf16")) {
-    add("w4a16 avx512-bf16", OperandFormat::kBf16, packed_kernels::W4a16Avx512Bf16);
+  if (vnni && __builtin_cpu_supports("avx512bf16")) {
+    add("w4a16 avx512-bf16", OperandFormat::kBf16AndInt16, packed_kernels::W4a16Avx512Bf16);
   }
   if (vnni && intel) {
     add("w4a16 avx512-vnni", OperandFormat::kInt16, packed_kernels::W4a16Avx512Vnni);

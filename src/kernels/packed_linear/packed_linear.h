@@ -68,9 +68,8 @@ enum class OperandFormat : uint8_t {
   kInt8,   // 64 codes as int8, of W4a4 times 2; of each block -12 * their sum (int32), its scale
   kInt16,  // W4a16: 64 multiples of a block's unit as two planes of int8, upper * 256 + lower; of
            // each block -12 * their sum (int32), its unit
-  kBf16,   // W4a16: in the order 2 0 6 4 3 1 7 5 10 8 14 12 11 9 15 13 of each block, the second
-           // of each two first
-  kBf16AndInt16,  // W4a16: all tiles of kBf16, then all tiles of kInt16
+  kBf16AndInt16,  // W4a16: all tiles as bf16 numbers, in the order 2 0 6 4 3 1 7 5 10 8 14 12 11 9
+                  // 15 13 of each block, the second of each two first; then all tiles of kInt16
   kPairs,         // W8a16, W16a16: bf16 numbers, the second of each two first
   kFp32,          // W8a16, W16a16: bf16 numbers as fp32
 };

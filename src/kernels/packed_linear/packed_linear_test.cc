@@ -220,7 +220,7 @@ struct Case {
 // Tails of rows, of columns and of strips; every number of tokens a kernel treats differently.
 constexpr Case kCases[] = {{16, 64, 1},   {1, 16, 3},    {17, 80, 2},   {40, 208, 5},
                            {64, 576, 4},  {33, 1040, 7}, {16, 512, 15}, {48, 528, 8},
-                           {32, 96, 130}, {16, 64, 257}};
+                           {32, 96, 130}, {16, 64, 257}, {33, 272, 17}, {24, 208, 43}};
 
 TEST_P(PackedLinear, EveryVariantGivesTheBitsOfTheRule) {
   for (const auto& [rows, columns, tokens] : kCases) {
@@ -431,7 +431,8 @@ TEST(PackedLinearW4a16, ActivationsOfAnyRangeKeepFifteenBitsOfTheirBlock) {
 }
 
 // What makes all variants agree: the sum of a block is the same number in the orders of
-// packed_linear.h's kBf16, of AMX's TDPBF16PS (even columns, odd columns, then both) and in fp64.
+// packed_linear.h's kBf16AndInt16, of AMX's TDPBF16PS (even columns, odd columns, then both) and in
+// fp64.
 TEST(PackedLinearW4a16, TheSumOfABlockIsExactInAnyOrder) {
   constexpr int kOrder[16] = {2, 0, 6, 4, 3, 1, 7, 5, 10, 8, 14, 12, 11, 9, 15, 13};
   std::mt19937 random(19);

@@ -107,7 +107,7 @@ struct UnitBlock {
   }
 };
 
-// Eight bf16 numbers in fp32 to pairs in the order of kBf16.
+// Eight bf16 numbers in fp32 to pairs in the order of kBf16AndInt16.
 __m128i PairsOf(__m256i values) {
   const __m256i firsts = _mm256_setr_epi32(2, 6, 3, 7, 0, 0, 0, 0);
   const __m256i seconds = _mm256_setr_epi32(0, 4, 1, 5, 0, 0, 0, 0);
@@ -160,28 +160,23 @@ void PrepareBf16Row(OperandFormat format, const float* x, int64_t columns, std::
 }
 
 void PrepareW4a16Row(OperandFormat format, const float* x, int64_t columns, std::byte* operand) {
-  const bool both = format == OperandFormat::kBf16AndInt16;
-  const bool bf16 = both || format == OperandFormat::kBf16;
-  const bool int16 = both || format == OperandFormat::kInt16;
-  std::byte* integers = operand + (both ? OperandRowBytes(OperandFormat::kBf16, columns) : 0);
+  const bool bf16 = format == OperandFormat::kBf16AndInt16;
+  const int64_t int16_bytes = OperandRowBytes(OperandFormat::kInt16, columns);
+  std::byte* integers = operand + OperandRowBytes(format, columns) - int16_bytes;
   for (int64_t column = 0; column < columns; column += kTileColumns) {
     const int64_t blocks = std::min(kTileColumns, columns - column) / kBlock;
     Int16Tile tile = {};
     __m128i pairs[8] = {};
     for (int64_t b = 0; b < blocks; ++b) {
       const UnitBlock block(x + column + b * kBlock);
-      if (int16) StoreInt16Block(block, b, tile);
-      if (bf16) {
-        for (int h = 0; h < 2; ++h) pairs[2 * b + h] = PairsOf(block.Values(h));
-      }
+      StoreInt16Block(block, b, tile);
+      for (int h = 0; h < 2 && bf16; ++h) pairs[2 * b + h] = PairsOf(block.Values(h));
     }
+    std::memcpy(integers, &tile, sizeof(tile));
+    integers += sizeof(tile);
     if (bf16) {
       std::memcpy(operand, pairs, sizeof(pairs));
       operand += sizeof(pairs);
-    }
-    if (int16) {
-      std::memcpy(integers, &tile, sizeof(tile));
-      integers += sizeof(tile);
     }
   }
 }
@@ -196,11 +191,8 @@ int64_t OperandRowBytes(OperandFormat format, int64_t columns) {
       return tiles * int64_t{sizeof(Int8Tile)};
     case OperandFormat::kInt16:
       return tiles * int64_t{sizeof(Int16Tile)};
-    case OperandFormat::kBf16:
-      return tiles * kTileColumns * 2;
     case OperandFormat::kBf16AndInt16:
-      return OperandRowBytes(OperandFormat::kBf16, columns) +
-             OperandRowBytes(OperandFormat::kInt16, columns);
+      return tiles * (kTileColumns * 2 + int64_t{sizeof(Int16Tile)});
     case OperandFormat::kPairs:
       return wide_columns * 2;
     case OperandFormat::kFp32:

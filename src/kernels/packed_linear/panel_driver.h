@@ -2,21 +2,26 @@
 // called A, that knows how one tile of weights is stored, taken apart and multiplied:
 //
 //   kTileBytes, kXTileBytes   of a tile of 16 rows in PackedArguments::w, and of its activations
-//   kPrefetchBytes            how far ahead of the tile at hand a decode step fetches: the
-//                             hardware's own prefetcher stops at every page
-//   kGemvTokens               up to so many tokens take tiles apart in registers, each for itself;
-//                             more share a strip of unpacked tiles
 //   kStripTiles, kChunkTokens a strip of K and a chunk of tokens whose data stay in the caches
 //   kGroup                    tokens whose sums live in registers
-//   kParts                    of the sixteen rows, whose sums live in registers one after the other
+//   kParts                    of the rows, whose sums live in registers one after the other
 //   Sums                      of one token and part, an aggregate of vectors
 //   Packed(tile), Unpacked    a tile as stored, and taken apart
 //   Unpack(tile, unpacked)
 //   Add<tokens>(tile, part, x, x_row_bytes, sums)   a tile, Packed or Unpacked, times `tokens` rows
 //                             of activations, added to their sums
-//   MultiplyStrip<tokens>(unpacked, tiles, x, x_row_bytes, token_sums)
-//                             instead of Add, where there is no GEMV (kGemvTokens 0)
 //   Store(sums, y, rows)      the parts of one token to y[0, rows)
+//
+// With GEMV:
+//   kGemvTokens               up to so many tokens take tiles apart in registers, each for itself;
+//                             more share a strip of unpacked tiles
+//   kPrefetchBytes            how far ahead of the tile at hand a decode step fetches: the
+//                             hardware's own prefetcher stops at every page
+//   AddParts(packed, x, sums) if there, a tile times one token, all parts, in place of Add
+// Without:
+//   MultiplyStrip<tokens>(unpacked, tiles, x, x_row_bytes, token_sums)   in place of Add
+//   kPanels, OnePanel         if there, unpacked[tile][panel] of so many panels at once, and the
+//                             struct for one that is left over
 //
 // It lives in an unnamed namespace, as does this: every file compiles its own copy with its own
 // flags (see the warning in kernels/simd16.h).
@@ -33,6 +38,15 @@ namespace halfbyte::packed_kernels {
 namespace {  // NOLINT(google-build-namespaces)
 
 template <class A>
+constexpr int64_t PanelsOf() {
+  if constexpr (requires { A::kPanels; }) {
+    return A::kPanels;
+  } else {
+    return 1;
+  }
+}
+
+template <class A>
 struct TokenSums {
   typename A::Sums parts[A::kParts];
 };
@@ -40,14 +54,15 @@ struct TokenSums {
 template <class A>
 [[gnu::always_inline]] inline void StoreSums(const PackedArguments& a, int64_t panel, int64_t token,
                                              const TokenSums<A>& sums) {
+  constexpr int64_t kRows = 16 * PanelsOf<A>();
   const int64_t rows = a.rows - panel * 16;
-  A::Store(sums.parts, a.y + token * a.rows + panel * 16, rows < 16 ? rows : 16);
+  A::Store(sums.parts, a.y + token * a.rows + panel * 16, rows < kRows ? rows : kRows);
 }
 
 template <class A>
 [[gnu::always_inline]] inline void PrefetchTile(const uint8_t* tile) {
   for (int64_t line = 0; line < A::kTileBytes; line += 64) {
-    _mm_prefetch(reinterpret_cast<const char*>(tile + line), _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(tile + line), _MM_HINT_T1);
   }
 }
 
@@ -59,9 +74,13 @@ void GemvPanel(const PackedArguments& a, int64_t panel) {
   for (int64_t i = 0; i < a.tiles; ++i, tile += A::kTileBytes, x += A::kXTileBytes) {
     PrefetchTile<A>(tile + A::kPrefetchBytes);
     const typename A::Packed packed(tile);
+    if constexpr (requires { A::AddParts(packed, x, sums); }) {
+      A::AddParts(packed, x, sums);
+    } else {
 #pragma GCC unroll 2
-    for (int p = 0; p < A::kParts; ++p) {
-      A::template Add<tokens>(packed, p, x, a.x_row_bytes, sums[p]);
+      for (int p = 0; p < A::kParts; ++p) {
+        A::template Add<tokens>(packed, p, x, a.x_row_bytes, sums[p]);
+      }
     }
   }
   for (int t = 0; t < tokens; ++t) {
@@ -71,17 +90,17 @@ void GemvPanel(const PackedArguments& a, int64_t panel) {
   }
 }
 
-// A strip of one panel taken apart once, and the sums of a chunk of tokens over the strips.
+// A strip taken apart once, and the sums of a chunk of tokens over the strips.
 template <class A>
 struct Strip {
-  typename A::Unpacked tiles[A::kStripTiles];
+  typename A::Unpacked tiles[A::kStripTiles * PanelsOf<A>()];
   TokenSums<A> sums[A::kChunkTokens];
 };
 
 template <class A, int tokens>
 void StripTimesGroup(const typename A::Unpacked* unpacked, int64_t tiles, const std::byte* x,
                      int64_t x_row_bytes, TokenSums<A>* token_sums) {
-  if constexpr (A::kGemvTokens == 0) {
+  if constexpr (requires { A::template MultiplyStrip<tokens>; }) {
     A::template MultiplyStrip<tokens>(unpacked, tiles, x, x_row_bytes, token_sums);
   } else {
     for (int p = 0; p < A::kParts; ++p) {
@@ -108,7 +127,7 @@ void GemvPanelOfTokens(const PackedArguments& a, int64_t panel) {
   if constexpr (n > 1) GemvPanelOfTokens<A, n - 1>(a, panel);
 }
 
-// Tokens [first, first + tokens), at most a chunk.
+// Tokens [first, first + tokens), at most a chunk; `panel` and PanelsOf<A> - 1 after it.
 template <class A>
 void GemmPanel(const PackedArguments& a, int64_t panel, int64_t first, int64_t tokens,
                Strip<A>& strip) {
@@ -116,11 +135,13 @@ void GemmPanel(const PackedArguments& a, int64_t panel, int64_t first, int64_t t
   const int64_t groups = (tokens + A::kGroup - 1) / A::kGroup;
   for (int64_t i = 0; i < a.tiles; i += A::kStripTiles) {
     const int64_t tiles = a.tiles - i < A::kStripTiles ? a.tiles - i : A::kStripTiles;
-    const uint8_t* tile = a.w + (panel * a.tiles + i) * A::kTileBytes;
-    for (int64_t n = 0; n < tiles; ++n, tile += A::kTileBytes) {
-      // The next strip travels while this one is multiplied.
-      PrefetchTile<A>(tile + A::kStripTiles * A::kTileBytes);
-      A::Unpack(tile, strip.tiles[n]);
+    for (int64_t n = 0; n < tiles; ++n) {
+      for (int64_t p = 0; p < PanelsOf<A>(); ++p) {
+        const uint8_t* tile = a.w + ((panel + p) * a.tiles + i + n) * A::kTileBytes;
+        // The next strip travels while this one is multiplied.
+        PrefetchTile<A>(tile + A::kStripTiles * A::kTileBytes);
+        A::Unpack(tile, strip.tiles[n * PanelsOf<A>() + p]);
+      }
     }
     const std::byte* x = a.x + first * a.x_row_bytes + i * A::kXTileBytes;
     // Sizes of groups differ by one at most; the last one is of the largest.
@@ -134,19 +155,29 @@ void GemmPanel(const PackedArguments& a, int64_t panel, int64_t first, int64_t t
   for (int64_t t = 0; t < tokens; ++t) StoreSums<A>(a, panel, first + t, strip.sums[t]);
 }
 
+// Panels [begin, end), a multiple of PanelsOf<A> of them.
+template <class A>
+void GemmPanels(const PackedArguments& a, int64_t begin, int64_t end) {
+  Strip<A> strip;
+  for (int64_t first = 0; first < a.tokens; first += A::kChunkTokens) {
+    const int64_t tokens = a.tokens - first < A::kChunkTokens ? a.tokens - first : A::kChunkTokens;
+    for (int64_t p = begin; p < end; p += PanelsOf<A>()) GemmPanel<A>(a, p, first, tokens, strip);
+  }
+}
+
 template <class A>
 void RunPanels(const PackedArguments& a) {
   if (a.tokens == 0) return;
-  if constexpr (A::kGemvTokens > 0) {
+  if constexpr (requires { A::kGemvTokens; }) {
     if (a.tokens <= A::kGemvTokens) {
       for (int64_t p = a.panel_begin; p < a.panel_end; ++p) GemvPanelOfTokens<A>(a, p);
       return;
     }
   }
-  Strip<A> strip;
-  for (int64_t first = 0; first < a.tokens; first += A::kChunkTokens) {
-    const int64_t tokens = a.tokens - first < A::kChunkTokens ? a.tokens - first : A::kChunkTokens;
-    for (int64_t p = a.panel_begin; p < a.panel_end; ++p) GemmPanel<A>(a, p, first, tokens, strip);
+  const int64_t left_over = (a.panel_end - a.panel_begin) % PanelsOf<A>();
+  GemmPanels<A>(a, a.panel_begin, a.panel_end - left_over);
+  if constexpr (PanelsOf<A>() > 1) {
+    if (left_over > 0) GemmPanels<typename A::OnePanel>(a, a.panel_end - left_over, a.panel_end);
   }
 }
 

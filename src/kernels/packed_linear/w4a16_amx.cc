@@ -32,8 +32,7 @@ struct alignas(64) TileConfig {
 static_assert(sizeof(TileConfig) == 64);
 
 struct AmxDot : Bf16Tile {
-  static constexpr int64_t kPrefetchBytes = 0;
-  static constexpr int kGemvTokens = 0;
+  static constexpr int kParts = 1;
   static constexpr int64_t kStripTiles = 8;
   static constexpr int64_t kChunkTokens = 128;
   static constexpr int kGroup = 16;
@@ -120,8 +119,7 @@ void W4a16Amx(const PackedArguments& a) {
     part.x = a.x + first * a.x_row_bytes;
     part.y = a.y + first * a.rows;
     if (part.tokens < kMinTokens) {
-      part.x += a.tiles * AmxDot::kXTileBytes;
-      W4a16Avx512Vnni(part);
+      W4a16Avx512Vnni(Int16Part(part));
       continue;
     }
     const int64_t groups = (part.tokens + AmxDot::kGroup - 1) / AmxDot::kGroup;

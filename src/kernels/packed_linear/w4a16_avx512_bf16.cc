@@ -1,5 +1,7 @@
-// W4a16 of packed_linear.h with AVX-512 BF16. A block's sum does not round, so the order of its
-// terms, and how `vdpbf16ps` treats subnormal numbers, does not show.
+// W4a16 of packed_linear.h with AVX-512 BF16, for more than a few tokens. A block's sum does not
+// round, so the order of its terms, and how `vdpbf16ps` treats subnormal numbers, does not show.
+// Two panels at once: a processor that starts one such instruction a cycle also loads only one
+// vector a cycle, so every number of the activations that is loaded has to serve twice.
 #include <immintrin.h>
 
 #include "kernels/packed_linear/bf16_tile.h"
@@ -8,33 +10,59 @@
 namespace halfbyte::packed_kernels {
 namespace {
 
+template <int panels>
 struct Bf16Dot : Bf16Tile {
-  static constexpr int64_t kPrefetchBytes = 2 * kTileBytes;
-  static constexpr int kGemvTokens = 4;
+  using OnePanel = Bf16Dot<1>;
+  static constexpr int kPanels = panels;
+  static constexpr int kParts = panels;
   static constexpr int64_t kStripTiles = 4;
   static constexpr int64_t kChunkTokens = 128;
-  static constexpr int kGroup = 8;
+  static constexpr int kGroup = 12 / panels;
 
-  template <int tokens, class Tile>
-  [[gnu::always_inline]] static inline void Add(const Tile& tile, int /*part*/, const std::byte* x,
-                                                int64_t x_row_bytes, Sums* sums) {
-#pragma GCC unroll 4
-    for (int b = 0; b < 4; ++b) {
-      __m512 dot[tokens];
-      for (int t = 0; t < tokens; ++t) dot[t] = _mm512_setzero_ps();
+  // Adds block b of a tile of each panel.
+  template <int tokens>
+  [[gnu::always_inline]] static inline void AddBlock(const Unpacked* tile, int b,
+                                                     const std::byte* x, int64_t x_row_bytes,
+                                                     __m512 (&sums)[tokens][panels]) {
+    __m512 dots[tokens][panels];
+    for (auto& dot : dots) {
+      for (__m512& d : dot) d = _mm512_setzero_ps();
+    }
 #pragma GCC unroll 8
-      for (int j = 0; j < 8; ++j) {
-        const auto w = reinterpret_cast<__m512bh>(tile.Pair(b, j));
-#pragma GCC unroll 8
-        for (int t = 0; t < tokens; ++t) {
-          const int32_t pair = LoadInt32(x + t * x_row_bytes + 32 * b + 4 * j);
-          dot[t] = _mm512_dpbf16_ps(dot[t], w, reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair)));
+    for (int j = 0; j < 8; ++j) {
+      __m512bh w[panels];
+      for (int p = 0; p < panels; ++p) w[p] = reinterpret_cast<__m512bh>(tile[p].Pair(b, j));
+#pragma GCC unroll 12
+      for (int t = 0; t < tokens; ++t) {
+        const __m512i pair = _mm512_set1_epi32(LoadInt32(x + t * x_row_bytes + 32 * b + 4 * j));
+        for (int p = 0; p < panels; ++p) {
+          dots[t][p] = _mm512_dpbf16_ps(dots[t][p], w[p], reinterpret_cast<__m512bh>(pair));
         }
       }
-      const __m512 scales = tile.Scales(b);
+    }
+    for (int p = 0; p < panels; ++p) {
+      const __m512 scales = tile[p].Scales(b);
+#pragma GCC unroll 12
+      for (int t = 0; t < tokens; ++t) sums[t][p] = _mm512_fmadd_ps(dots[t][p], scales, sums[t][p]);
+    }
+  }
+
+  // First the even, then the odd blocks of a strip.
+  template <int tokens>
+  static void MultiplyStrip(const Unpacked* unpacked, int64_t tiles, const std::byte* x,
+                            int64_t x_row_bytes, TokenSums<Bf16Dot>* token_sums) {
+    for (int parity = 0; parity < 2; ++parity) {
+      __m512 sums[tokens][panels];
       for (int t = 0; t < tokens; ++t) {
-        __m512& sum = sums[t].parity[b % 2];
-        sum = _mm512_fmadd_ps(dot[t], scales, sum);
+        for (int p = 0; p < panels; ++p) sums[t][p] = token_sums[t].parts[p].parity[parity];
+      }
+      for (int64_t i = 0; i < tiles; ++i) {
+        const std::byte* at = x + i * kXTileBytes;
+        AddBlock(unpacked + i * panels, parity, at, x_row_bytes, sums);
+        AddBlock(unpacked + i * panels, parity + 2, at, x_row_bytes, sums);
+      }
+      for (int t = 0; t < tokens; ++t) {
+        for (int p = 0; p < panels; ++p) token_sums[t].parts[p].parity[parity] = sums[t][p];
       }
     }
   }
@@ -42,6 +70,13 @@ struct Bf16Dot : Bf16Tile {
 
 }  // namespace
 
-void W4a16Avx512Bf16(const PackedArguments& a) { RunPanels<Bf16Dot>(a); }
+void W4a16Avx512Bf16(const PackedArguments& a) {
+  constexpr int64_t kMinTokens = 8;
+  if (a.tokens < kMinTokens) {
+    W4a16Avx512Vnni(Int16Part(a));
+  } else {
+    RunPanels<Bf16Dot<2>>(a);
+  }
+}
 
 }  // namespace halfbyte::packed_kernels
