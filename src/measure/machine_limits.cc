@@ -15,7 +15,7 @@ namespace {
 constexpr size_t kReadPiece = size_t{1} << 20;
 // About half a millisecond.
 constexpr int64_t kPeakRounds = 150'000;
-constexpr int64_t kPeakPiecesPerThread = 16;
+constexpr int64_t kPeakPiecesPerThread = 8;
 
 double SecondsSince(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
