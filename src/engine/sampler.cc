@@ -13,7 +13,8 @@
 namespace halfbyte {
 namespace {
 
-constexpr size_t kBlock = 1024;  // ids per partial sum
+constexpr size_t kBlock = 1024;     // ids per partial sum
+constexpr double kVanishes = -746;  // exp of less is 0 in double
 
 struct Candidate {
   double q;
@@ -166,7 +167,8 @@ Result<int> Sample(std::span<const float> logits, const SamplingParams& params,
   std::vector<double> q(logits.size());
   const double max = logits[best];
   for (size_t i = 0; i < q.size(); ++i) {
-    q[i] = std::exp((logits[i] - max) / params.temperature);
+    const double exponent = (logits[i] - max) / params.temperature;
+    q[i] = exponent < kVanishes ? 0 : std::exp(exponent);
     if (q[i] < params.min_p) q[i] = 0;
   }
   if (params.top_k > 0 || params.top_p < 1) KeepTop(params, &q);
