@@ -12,28 +12,30 @@
 
 namespace halfbyte::sm90 {
 
+// 32-bit throughout: the plan kernel divides for every expert, and 64-bit divisions are slow there.
+inline constexpr int32_t kTileStep = static_cast<int32_t>(kAtomRows);
+HB_HD constexpr int32_t AtomsOfExpert(int32_t rows) { return (rows + kTileStep - 1) / kTileStep; }
 // `max_rows` is a multiple of 8.
 HB_HD constexpr int32_t TilesOfExpert(int32_t rows, int32_t max_rows) {
-  return static_cast<int32_t>(CeilDiv(CeilDiv(rows, kAtomRows) * kAtomRows, max_rows));
+  return (AtomsOfExpert(rows) * kTileStep + max_rows - 1) / max_rows;
 }
 // Tile `index` of `tiles` of an expert with `rows` rows, the first of which is `row_begin`.
 HB_HD constexpr TokenTile TileOfExpert(int32_t expert, int32_t row_begin, int32_t rows,
                                        int32_t index, int32_t tiles) {
-  const auto atoms = static_cast<int32_t>(CeilDiv(rows, kAtomRows));
+  const int32_t atoms = AtomsOfExpert(rows);
   const int32_t each = atoms / tiles, longer = atoms % tiles;
   const int32_t before = index * each + (index < longer ? index : longer);
   const int32_t own = each + (index < longer ? 1 : 0);
-  return {expert, row_begin + before * static_cast<int32_t>(kAtomRows),
-          own * static_cast<int32_t>(kAtomRows)};
+  return {expert, row_begin + before * kTileStep, own * kTileStep};
 }
 
 // Of those tiles the first so many have more than `wide_rows` rows.
 HB_HD constexpr int32_t WideTilesOfExpert(int32_t rows, int32_t tiles, int32_t wide_rows) {
   if (tiles == 0) return 0;
-  const auto atoms = static_cast<int32_t>(CeilDiv(rows, kAtomRows));
-  const int32_t each = atoms / tiles * static_cast<int32_t>(kAtomRows);
+  const int32_t atoms = AtomsOfExpert(rows);
+  const int32_t each = atoms / tiles * kTileStep;
   if (each > wide_rows) return tiles;
-  return each + kAtomRows > wide_rows ? atoms % tiles : 0;
+  return each + kTileStep > wide_rows ? atoms % tiles : 0;
 }
 
 // Rows, padding included, that `slots` slots can need on `experts` experts: reached, not estimated.

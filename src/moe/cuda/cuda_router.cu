@@ -6,7 +6,8 @@
 namespace halfbyte {
 namespace {
 
-constexpr int kWarps = 4;
+constexpr unsigned kWarps = 4;
+constexpr size_t kSharedBytes = 48 * 1024;  // of a block, without asking for more
 constexpr unsigned kAllLanes = 0xffffffffu;
 constexpr float kWorst = -INFINITY;
 
@@ -57,139 +58,157 @@ __device__ bool ScoreRow(const RouterParams& params, const float* logits, float*
   return bad;
 }
 
-// The index of the largest of `count` keys, ties to the lower one; NaN keys are taken already.
-__device__ int ArgMax(const float* keys, int count, int lane) {
-  float best = kWorst;
-  int index = count;
+// Keys as unsigned numbers in the same order, equal for both zeros; 0 is taken, below all others.
+constexpr uint32_t kTaken = 0;
+__device__ uint32_t Ordered(float key) {
+  const uint32_t bits = __float_as_uint(key + 0.0f);
+  return bits >> 31 != 0 ? ~bits : bits | 0x80000000u;
+}
+
+// The best of a lane's keys, those at lane, lane + 32, ...: ties to the lower index.
+struct Best {
+  uint32_t key = kTaken;
+  int index = 0;
+};
+__device__ Best BestOfLane(const uint32_t* keys, int count, int lane) {
+  Best best;
+#pragma unroll 4
   for (int i = lane; i < count; i += 32) {
-    if (isnan(keys[i])) continue;
-    if (index == count || keys[i] > best) {
-      best = keys[i];
-      index = i;
-    }
+    const uint32_t key = keys[i];
+    if (key > best.key) best = {key, i};
   }
-  for (int step = 16; step > 0; step /= 2) {
-    const float other = __shfl_xor_sync(kAllLanes, best, step);
-    const int other_index = __shfl_xor_sync(kAllLanes, index, step);
-    const bool better = other_index < count &&
-                        (index == count || other > best || (other == best && other_index < index));
-    if (better) {
-      best = other;
-      index = other_index;
-    }
+  return best;
+}
+
+// The index of the largest key of all lanes, ties to the lower one, which then counts as taken;
+// `best` is that of the lane, before and after. There is a key that is not taken.
+__device__ int TakeLargest(uint32_t* keys, int count, int lane, Best& best) {
+  const uint32_t largest = __reduce_max_sync(kAllLanes, best.key);
+  const auto mine = best.key == largest ? static_cast<unsigned>(best.index) : 0xffffffffu;
+  const auto index = static_cast<int>(__reduce_min_sync(kAllLanes, mine));
+  if (index % 32 == lane) {
+    keys[index] = kTaken;
+    best = BestOfLane(keys, count, lane);
   }
   return index;
 }
 
-// Takes the experts of all but the chosen groups out of the selection. group_keys: scratch.
-__device__ void MaskGroups(const RouterParams& params, float* keys, float* group_keys, int lane) {
+// Takes the experts of all but the chosen groups out of the selection; scores + bias are the keys.
+__device__ void MaskGroups(const RouterParams& params, uint32_t* keys, uint32_t* group_keys,
+                           int lane) {
+  const auto key_of = [&](int e) {
+    const uint32_t key = keys[e];
+    return __uint_as_float(key >> 31 != 0 ? key & 0x7fffffffu : ~key);
+  };
   const auto groups = static_cast<int>(params.groups);
   const auto size = static_cast<int>(params.experts / params.groups);
   for (int g = lane; g < groups; g += 32) {
     float best = kWorst, second = kWorst;
     for (int e = g * size; e < (g + 1) * size; ++e) {
-      second = fmaxf(second, fminf(best, keys[e]));
-      best = fmaxf(best, keys[e]);
+      second = fmaxf(second, fminf(best, key_of(e)));
+      best = fmaxf(best, key_of(e));
     }
-    group_keys[g] = size == 1 ? best : best + second;
+    group_keys[g] = Ordered(size == 1 ? best : best + second);
   }
   __syncwarp();
-  for (int64_t i = 0; i < params.chosen_groups; ++i) {
-    const int chosen = ArgMax(group_keys, groups, lane);
-    __syncwarp();
-    if (lane == 0) group_keys[chosen] = NAN;
-    __syncwarp();
-  }
+  Best best = BestOfLane(group_keys, groups, lane);
+  for (int64_t i = 0; i < params.chosen_groups; ++i) TakeLargest(group_keys, groups, lane, best);
+  __syncwarp();
   for (int e = lane; e < static_cast<int>(params.experts); e += 32) {
-    if (!isnan(group_keys[e / size])) keys[e] = NAN;
+    if (group_keys[e / size] != kTaken) keys[e] = kTaken;
   }
   __syncwarp();
 }
 
-__device__ void SelectByScore(const RouterParams& params, const float* bias, const float* scores,
-                              float* keys, float* group_keys, int32_t* ids, int lane) {
+// Shared memory of a warp.
+struct Shared {
+  float* scores;         // [experts]
+  uint32_t* keys;        // [experts]
+  uint32_t* group_keys;  // [groups]
+  int32_t* ids;          // [top_k]
+};
+
+__device__ void SelectByScore(const RouterParams& params, const float* bias, const Shared& shared,
+                              int lane) {
   const auto experts = static_cast<int>(params.experts);
   for (int e = lane; e < experts; e += 32) {
-    const float key = bias == nullptr ? scores[e] : scores[e] + bias[e];
-    keys[e] = isnan(key) ? kWorst : key;
+    const float key = bias == nullptr ? shared.scores[e] : shared.scores[e] + bias[e];
+    shared.keys[e] = Ordered(isnan(key) ? kWorst : key);
   }
   __syncwarp();
-  if (params.chosen_groups < params.groups) MaskGroups(params, keys, group_keys, lane);
+  if (params.chosen_groups < params.groups) {
+    MaskGroups(params, shared.keys, shared.group_keys, lane);
+  }
+  Best best = BestOfLane(shared.keys, experts, lane);
   for (int64_t j = 0; j < params.top_k; ++j) {
-    const int chosen = ArgMax(keys, experts, lane);
-    __syncwarp();
-    if (lane == 0) {
-      ids[j] = chosen;
-      keys[chosen] = NAN;
-    }
-    __syncwarp();
+    const int chosen = TakeLargest(shared.keys, experts, lane, best);
+    if (lane == 0) shared.ids[j] = chosen;
   }
 }
 
-// Softmax over the usable chosen scores; the weights of others stay as they are.
-__device__ void SoftmaxOverChosen(const float* scores, const int32_t* ids, int64_t top_k,
-                                  float* weights) {
+// By one lane: few numbers, in the order of the choices. Scores of bad logits weigh nothing.
+__device__ void WeighRow(const RouterParams& params, const Shared& shared, float* weights) {
+  const auto score = [&](int64_t j) { return shared.scores[shared.ids[j]]; };
+  const bool softmax = params.renormalization == Renormalization::kSelectedSoftmax;
   float largest = kWorst;
-  for (int64_t j = 0; j < top_k; ++j) {
-    if (scores[ids[j]] > largest) largest = scores[ids[j]];
+  for (int64_t j = 0; softmax && j < params.top_k; ++j) {
+    if (score(j) > largest) largest = score(j);
   }
-  float sum = 0;
-  for (int64_t j = 0; j < top_k; ++j) {
-    if (isnan(scores[ids[j]])) continue;
-    weights[j] = largest == kWorst ? 1.0f : expf(scores[ids[j]] - largest);
-    sum += weights[j];
-  }
-  if (sum == 0) return;
-  for (int64_t j = 0; j < top_k; ++j) weights[j] /= sum;
-}
-
-// One lane does this: few numbers, in the order of the choices.
-__device__ void WeighRow(const RouterParams& params, const float* scores, const int32_t* ids,
-                         float* weights) {
-  float sum = 0;
-  for (int64_t j = 0; j < params.top_k; ++j) {
-    const float score = scores[ids[j]];
-    weights[j] = isnan(score) ? 0.0f : score;
-    sum += weights[j];
-  }
+  const auto value = [&](int64_t j) {
+    if (isnan(score(j))) return 0.0f;
+    if (!softmax) return score(j);
+    return largest == kWorst ? 1.0f : expf(score(j) - largest);
+  };
   float divisor = 1;
-  if (params.renormalization == Renormalization::kSelectedSoftmax) {
-    SoftmaxOverChosen(scores, ids, params.top_k, weights);
-  } else if (params.renormalization == Renormalization::kSum) {
-    sum += params.epsilon;
-    divisor = fabsf(sum) < FLT_MIN ? FLT_MIN : sum;
+  if (params.renormalization != Renormalization::kNone) {
+    float sum = 0;
+    for (int64_t j = 0; j < params.top_k; ++j) sum += value(j);
+    if (!softmax) {
+      sum += params.epsilon;
+      // Identity scores may be negative; only a vanishing sum needs a guard.
+      sum = fabsf(sum) < FLT_MIN ? FLT_MIN : sum;
+    }
+    divisor = sum == 0 ? 1 : sum;
   }
   const float factor = params.scale_on == ScaleOn::kWeights ? params.routed_scaling_factor : 1.0f;
-  for (int64_t j = 0; j < params.top_k; ++j) weights[j] = weights[j] / divisor * factor;
+  for (int64_t j = 0; j < params.top_k; ++j) weights[j] = value(j) / divisor * factor;
 }
 
-// A warp for a token; shared memory for each: scores, keys, group keys.
+int64_t SharedWords(const RouterParams& params) {
+  return 2 * params.experts + params.groups + params.top_k;
+}
+
+// A warp for a token.
 __global__ void __launch_bounds__(32 * kWarps)
-    RouteTokens(const RouterParams params, const RouterCallArguments arguments) {
+    RouteTokens(const RouterParams params, const RouterCallArguments arguments, int64_t words) {
   extern __shared__ float memory[];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int64_t token = int64_t{blockIdx.x} * kWarps + warp;
+  const int64_t token = int64_t{blockIdx.x} * (blockDim.x / 32) + warp;
   if (token >= arguments.tokens) return;
-  float* scores = memory + warp * (2 * params.experts + params.groups);
-  float* keys = scores + params.experts;
-  int32_t* ids = arguments.topk_ids + token * params.top_k;
-  float* weights = arguments.topk_weights + token * params.top_k;
-  const bool bad = ScoreRow(params, arguments.logits + token * params.experts, scores, lane);
+  float* own = memory + warp * words;
+  auto* keys = reinterpret_cast<uint32_t*>(own + params.experts);
+  const Shared shared{own, keys, keys + params.experts,
+                      reinterpret_cast<int32_t*>(keys + params.experts + params.groups)};
+  const bool bad = ScoreRow(params, arguments.logits + token * params.experts, own, lane);
   __syncwarp();
   bool known = true;
   if (arguments.table == nullptr) {
-    SelectByScore(params, arguments.bias, scores, keys, keys + params.experts, ids, lane);
+    SelectByScore(params, arguments.bias, shared, lane);
   } else {
     const int64_t id = arguments.token_ids[token];
     known = id >= 0 && id < arguments.table_rows;
     for (int64_t j = lane; j < params.top_k; j += 32) {
-      ids[j] = known ? arguments.table[id * params.top_k + j] : -1;
-      if (!known) weights[j] = 0;
+      shared.ids[j] = known ? arguments.table[id * params.top_k + j] : -1;
     }
-    __syncwarp();
+  }
+  __syncwarp();
+  float* weights = arguments.topk_weights + token * params.top_k;
+  for (int64_t j = lane; j < params.top_k; j += 32) {
+    arguments.topk_ids[token * params.top_k + j] = shared.ids[j];
+    if (!known) weights[j] = 0;
   }
   if (lane != 0) return;
-  if (known) WeighRow(params, scores, ids, weights);
+  if (known) WeighRow(params, shared, weights);
   if (bad && arguments.bad_rows != nullptr) atomicAdd(arguments.bad_rows, 1ull);
 }
 
@@ -207,10 +226,11 @@ cudaError_t LaunchRouter(const RouterParams& params, const RouterCallArguments& 
                          cudaStream_t stream) {
   if (!IsUsable(params)) return cudaErrorInvalidValue;
   if (arguments.tokens == 0) return cudaSuccess;
-  const auto grid = static_cast<unsigned>((arguments.tokens + kWarps - 1) / kWarps);
-  const auto bytes =
-      static_cast<size_t>(kWarps * (2 * params.experts + params.groups)) * sizeof(float);
-  RouteTokens<<<grid, 32 * kWarps, bytes, stream>>>(params, arguments);
+  const int64_t words = SharedWords(params);
+  const auto bytes = static_cast<size_t>(words) * sizeof(float);
+  const unsigned warps = kWarps * bytes <= kSharedBytes ? kWarps : 1;
+  const auto grid = static_cast<unsigned>((arguments.tokens + warps - 1) / warps);
+  RouteTokens<<<grid, 32 * warps, warps * bytes, stream>>>(params, arguments, words);
   return cudaGetLastError();
 }
 

@@ -4,7 +4,7 @@
 namespace halfbyte {
 namespace {
 
-using sm90::kAtomRows;
+using sm90::kTileStep;
 
 constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / 32;
@@ -63,7 +63,7 @@ __device__ Sizes Unpack(uint64_t packed) {
 __device__ Sizes SizesOfExpert(const TokenPlanArguments& arguments, int32_t rows) {
   const int32_t tiles = sm90::TilesOfExpert(rows, arguments.max_tile_rows);
   const int32_t wide = sm90::WideTilesOfExpert(rows, tiles, arguments.wide_tile_rows);
-  return {static_cast<int32_t>(sm90::CeilDiv(rows, kAtomRows)), wide, tiles - wide};
+  return {sm90::AtomsOfExpert(rows), wide, tiles - wide};
 }
 
 // Turns the warps' counts into their first positions within the expert, and fills rows.
@@ -73,16 +73,20 @@ __device__ void ScanWarps(const TokenPlanArguments& arguments, const int32_t* co
   for (int e = threadIdx.x; e < experts; e += kThreads) {
     int32_t before = 0, total = 0;
     if (gridDim.x > 1) {
+#pragma unroll 8
       for (int chunk = 0; chunk < static_cast<int>(gridDim.x); ++chunk) {
         const int32_t count = counts[int64_t{chunk} * experts + e];
         if (chunk < static_cast<int>(blockIdx.x)) before += count;
         total += count;
       }
     }
+    int32_t count[kWarps];
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) count[w] = shared.positions[w * experts + e];
+#pragma unroll
     for (int w = 0; w < kWarps; ++w) {
-      const int32_t count = shared.positions[w * experts + e];
       shared.positions[w * experts + e] = before;
-      before += count;
+      before += count[w];
     }
     shared.rows[e] = gridDim.x > 1 ? total : before;
   }
@@ -120,30 +124,46 @@ __device__ Sizes ScanExperts(const TokenPlanArguments& arguments, const Shared& 
   return Unpack(total);
 }
 
-// Tiles, atoms and padding rows of every gridDim.x-th expert, a warp for each.
+// The tiles of one expert and what points to them: every `step`-th part of it from `first` on.
+__device__ void WriteTilesOfExpert(const TokenPlanArguments& arguments, const TokenPlan& plan,
+                                   const Shared& shared, int32_t all_wide, int32_t e, int first,
+                                   int step) {
+  const int32_t rows = shared.rows[e];
+  const int32_t first_row = shared.first_atom[e] * kTileStep;
+  const Sizes own = SizesOfExpert(arguments, rows);
+  const int32_t tiles = own.wide + own.narrow;
+  for (int32_t i = first; i < tiles; i += step) {
+    const sm90::TokenTile tile = sm90::TileOfExpert(e, first_row, rows, i, tiles);
+    const int32_t index =
+        i < own.wide ? shared.first_wide[e] + i : all_wide + shared.first_narrow[e] + i - own.wide;
+    plan.tiles[index] = tile;
+    const int32_t first_atom = tile.row_begin / kTileStep;
+    for (int32_t atom = 0; atom < tile.rows / kTileStep; ++atom) {
+      plan.tile_of_atom[first_atom + atom] = index;
+    }
+  }
+  for (int32_t row = rows + first; row < own.atoms * kTileStep; row += step) {
+    plan.slot_of_row[first_row + row] = -1;
+  }
+}
+
+// Of every gridDim.x-th expert: a thread for one with few tiles, a warp for one with many.
 __device__ void WriteTiles(const TokenPlanArguments& arguments, const TokenPlan& plan,
                            const Shared& shared, int32_t all_wide) {
   const int lane = threadIdx.x % 32;
-  const int stride = kWarps * static_cast<int>(gridDim.x);
-  for (int e = static_cast<int>(blockIdx.x + gridDim.x * (threadIdx.x / 32));
-       e < arguments.local_experts; e += stride) {
-    const int32_t rows = shared.rows[e];
-    const int32_t first_row = shared.first_atom[e] * static_cast<int32_t>(kAtomRows);
-    const Sizes own = SizesOfExpert(arguments, rows);
-    const int32_t tiles = own.wide + own.narrow;
-    for (int32_t i = 0; i < tiles; ++i) {
-      const sm90::TokenTile tile = sm90::TileOfExpert(e, first_row, rows, i, tiles);
-      const int32_t index = i < own.wide ? shared.first_wide[e] + i
-                                         : all_wide + shared.first_narrow[e] + i - own.wide;
-      if (lane == 0) plan.tiles[index] = tile;
-      const auto first_atom = static_cast<int32_t>(tile.row_begin / kAtomRows);
-      const auto atoms = static_cast<int32_t>(tile.rows / kAtomRows);
-      for (int32_t atom = lane; atom < atoms; atom += 32) {
-        plan.tile_of_atom[first_atom + atom] = index;
-      }
+  const int32_t few = 4 * arguments.max_tile_rows;
+  const int32_t stride = kThreads * static_cast<int32_t>(gridDim.x);
+  for (auto first = static_cast<int32_t>(blockIdx.x + gridDim.x * (threadIdx.x - lane));
+       first < arguments.local_experts; first += stride) {
+    const auto e = first + static_cast<int32_t>(gridDim.x) * lane;
+    const int32_t rows = e < arguments.local_experts ? shared.rows[e] : 0;
+    if (rows > 0 && rows <= few) {
+      WriteTilesOfExpert(arguments, plan, shared, all_wide, e, 0, 1);
     }
-    const auto padded = static_cast<int32_t>(sm90::CeilDiv(rows, kAtomRows) * kAtomRows);
-    if (rows + lane < padded) plan.slot_of_row[first_row + rows + lane] = -1;
+    for (unsigned large = __ballot_sync(kAllLanes, rows > few); large != 0; large &= large - 1) {
+      const int32_t which = first + static_cast<int32_t>(gridDim.x) * (__ffs(large) - 1);
+      WriteTilesOfExpert(arguments, plan, shared, all_wide, which, lane, 32);
+    }
   }
 }
 
@@ -184,8 +204,7 @@ __global__ void __launch_bounds__(kThreads)
     __syncwarp();
     const int64_t slot = first + 32 * i;
     if (slot >= arguments.slots) continue;
-    const int32_t row =
-        e >= 0 ? shared.first_atom[e] * static_cast<int32_t>(kAtomRows) + position : -1;
+    const int32_t row = e >= 0 ? shared.first_atom[e] * kTileStep + position : -1;
     plan.row_of_slot[slot] = row;
     if (e >= 0) plan.slot_of_row[row] = static_cast<int32_t>(slot);
   }
@@ -193,7 +212,7 @@ __global__ void __launch_bounds__(kThreads)
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     plan.tile_count[0] = totals.wide + totals.narrow;
     plan.tile_count[1] = totals.wide;
-    *plan.row_count = totals.atoms * static_cast<int32_t>(kAtomRows);
+    *plan.row_count = totals.atoms * kTileStep;
   }
 }
 
