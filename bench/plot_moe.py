@@ -34,7 +34,8 @@ def main(source, target):
     memory.set_ylabel("weights read, % of the read test")
     for key, style in (("int8", ":"), ("bf16", "--"), ("fp32", "-.")):
         peak = limits[key + ("_gops" if key == "int8" else "_gflops")]
-        work.axhline(peak, color="gray", linestyle=style, label=f"{key} peak")
+        if peak is not None:  # null: not measured on this device
+            work.axhline(peak, color="gray", linestyle=style, label=f"{key} peak")
     work.set_ylabel("GFLOP/s")
     work.set_yscale("log")
     for axes in (memory, work):
