@@ -132,19 +132,12 @@ Status Checkpoint::OpenIndexed(const fs::path& index, Findings& findings) {
   for (const IndexEntry& entry : entries) wanted[entry.file].push_back(&entry.tensor);
 
   for (const auto& [name, tensors] : wanted) {
-    if (!StaysInside(name)) {
-      AddError(findings, name, "the index names a file outside the model's directory");
+    const SafetensorsFile* file = OpenShard(name, tensors, findings);
+    if (file == nullptr) {
+      complete_ = false;
+      for (const std::string* tensor : tensors) unread_.push_back(*tensor);
       continue;
     }
-    std::error_code error;
-    if (!fs::exists(directory_ / name, error)) {
-      AddError(findings, name,
-               fmt::format("missing shard: the index expects {} tensors in it, such as {}",
-                           tensors.size(), *tensors.front()));
-      continue;
-    }
-    const SafetensorsFile* file = OpenFile(directory_ / name, findings);
-    if (file == nullptr) continue;
     std::unordered_set<std::string_view> owned;
     owned.reserve(tensors.size());
     for (const std::string* tensor : tensors) owned.insert(*tensor);
@@ -167,10 +160,29 @@ Status Checkpoint::OpenIndexed(const fs::path& index, Findings& findings) {
   return {};
 }
 
+const SafetensorsFile* Checkpoint::OpenShard(const std::string& name,
+                                             const std::vector<const std::string*>& tensors,
+                                             Findings& findings) {
+  std::error_code error;
+  if (!StaysInside(name)) {
+    AddError(findings, name, "the index names a file outside the model's directory");
+  } else if (!fs::exists(directory_ / name, error)) {
+    AddError(findings, name,
+             fmt::format("missing shard: the index expects {} tensors in it, such as {}",
+                         tensors.size(), *tensors.front()));
+  } else {
+    return OpenFile(directory_ / name, findings);
+  }
+  return nullptr;
+}
+
 void Checkpoint::OpenPlain(const std::vector<fs::path>& paths, Findings& findings) {
   for (const fs::path& path : paths) {
     const SafetensorsFile* file = OpenFile(path, findings);
-    if (file == nullptr) continue;
+    if (file == nullptr) {
+      complete_ = false;
+      continue;
+    }
     for (const TensorInfo& info : file->tensors()) {
       if (const CheckpointTensor* other = Find(info.name)) {
         AddError(findings, info.name,

@@ -46,17 +46,27 @@ class Checkpoint {
   const std::vector<std::unique_ptr<SafetensorsFile>>& files() const { return files_; }
   const std::filesystem::path& directory() const { return directory_; }
   bool has_index() const { return has_index_; }
+  // Whether every file was there and could be read, and else the tensors that the index expects in
+  // those that could not; without an index nobody knows them.
+  bool complete() const { return complete_; }
+  const std::vector<std::string>& unread() const { return unread_; }
   int64_t tensor_bytes() const;  // of all tensors
 
  private:
   explicit Checkpoint(std::filesystem::path directory) : directory_(std::move(directory)) {}
   Status OpenIndexed(const std::filesystem::path& index, Findings& findings);
+  // Null, with a finding, if there is no such shard or it cannot be read.
+  const SafetensorsFile* OpenShard(const std::string& name,
+                                   const std::vector<const std::string*>& tensors,
+                                   Findings& findings);
   void OpenPlain(const std::vector<std::filesystem::path>& paths, Findings& findings);
   const SafetensorsFile* OpenFile(const std::filesystem::path& path, Findings& findings);
   void Add(const TensorInfo& info, const SafetensorsFile& file);
 
   std::filesystem::path directory_;
   bool has_index_ = false;
+  bool complete_ = true;
+  std::vector<std::string> unread_;
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
   std::vector<CheckpointTensor> tensors_;
   std::unordered_map<std::string_view, size_t> by_name_;  // keys live in the files' headers

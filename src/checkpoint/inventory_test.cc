@@ -4,11 +4,10 @@
 
 #include "base/json.h"
 #include "checkpoint/checkpoint_test_files.h"
+#include "tensor/scale_layout.h"
 
 namespace halfbyte {
 namespace {
-
-constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 struct Totals {
   int64_t tensors = 0;

@@ -8,10 +8,6 @@
 namespace halfbyte {
 namespace {
 
-bool IsFloat(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kBf16 || dtype == DType::kF16;
-}
-
 // [] and [1] are one number.
 bool SameShape(const Shape& a, const Shape& b) {
   return a == b || (a.size() <= 1 && b.size() <= 1 && ElementCount(a) == 1 && ElementCount(b) == 1);
@@ -79,6 +75,7 @@ const std::string& AnyName(const ModuleTensors& tensors) {
 
 void CheckStored(const ModelCheckpoint& model, Findings& findings) {
   for (const auto& [key, tensors] : model.modules()) {
+    if (model.Unread(key)) continue;
     if (IsRoutedExpert(key.module) && !IsFused(key)) {
       if (const auto fused = model.modules().find(FusedKey(key)); fused != model.modules().end()) {
         findings.push_back(
@@ -114,7 +111,7 @@ std::string NameOrDescription(const ModelCheckpoint& model, const ModuleKey& key
 void CheckPresent(const ModelCheckpoint& model, const std::vector<ModuleKey>& keys,
                   Findings& findings) {
   for (const ModuleKey& key : keys) {
-    if (model.Has(key)) continue;
+    if (model.Has(key) || model.Unread(key)) continue;
     findings.push_back({Severity::kError, NameOrDescription(model, key),
                         fmt::format("missing: {}", Describe(key))});
   }
@@ -151,6 +148,7 @@ void CheckInputScales(const ModelCheckpoint& model, Findings& findings) {
   std::unordered_map<ModuleKey, Group> groups;
   for (const auto& [key, tensors] : model.modules()) {
     if (!IsRoutedExpert(key.module) || IsFused(key) || tensors.Main() == nullptr) continue;
+    if (model.Unread(key)) continue;
     ModuleKey projection = key;
     projection.expert = kNoExpert;
     Group& group = groups[projection];
@@ -248,6 +246,9 @@ void ModelCheckpoint::IndexNames(Findings& findings) {
     }
     slot = tensor;
   }
+  for (const std::string& tensor : checkpoint_.unread()) {
+    if (const auto name = ParseTensorName(tensor)) unread_.insert(name->key);
+  }
   style_ =
       static_cast<NamingStyle>(std::max_element(styles.begin(), styles.end()) - styles.begin());
 }
@@ -263,6 +264,12 @@ bool ModelCheckpoint::Has(const ModuleKey& key) const {
   const ModuleTensors* fused = Stored(FusedKey(key));
   const Shape* shape = fused != nullptr ? &fused->Main()->info->shape : nullptr;
   return shape != nullptr && !shape->empty() && key.expert < shape->front();
+}
+
+bool ModelCheckpoint::Unread(const ModuleKey& key) const {
+  if (unread_.contains(key)) return true;
+  if (IsRoutedExpert(key.module) && unread_.contains(FusedKey(key))) return true;
+  return !checkpoint_.complete() && !checkpoint_.has_index() && Stored(key) == nullptr;
 }
 
 Result<StoredWeight> ModelCheckpoint::FindWeight(const ModuleKey& key) const {

@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <optional>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/inventory.h"
@@ -30,7 +31,8 @@ class ModelCheckpoint {
   // Draft stages are optional. Unknown and stale tensors are logged as warnings.
   static Result<ModelCheckpoint> Open(const std::filesystem::path& directory);
 
-  // For inspect and verify: opens what can be opened. Without a usable config.json, has_config() is
+  // For inspect and verify: opens what can be opened; a file that cannot be read is one finding.
+  // Without a usable config.json, has_config() is
   // false and nothing is compared with it.
   static Result<ModelCheckpoint> OpenWithFindings(const std::filesystem::path& directory,
                                                   Findings& findings);
@@ -43,6 +45,10 @@ class ModelCheckpoint {
 
   // Whether the module is stored, by itself or inside a fused expert tensor.
   bool Has(const ModuleKey& key) const;
+
+  // Whether some of it is, or may be, in a file that cannot be read: then nothing else about it is
+  // worth a finding. Only OpenWithFindings opens such a model.
+  bool Unread(const ModuleKey& key) const;
 
   // A matrix [out, in] in its stored format. Routed experts are asked for one by one: with fused
   // tensors the result is the expert's slice. Errors: absent, siblings or shapes wrong, scalar
@@ -69,6 +75,7 @@ class ModelCheckpoint {
   NamingStyle style_ = NamingStyle::kOfficial;
   std::unordered_map<ModuleKey, ModuleTensors> modules_;
   std::vector<CheckpointTensor> unknown_;
+  std::unordered_set<ModuleKey> unread_;
 };
 
 // Compares what is stored with what the config asks for, from headers alone: missing, surplus,

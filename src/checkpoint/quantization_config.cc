@@ -13,6 +13,7 @@ namespace halfbyte {
 namespace {
 
 constexpr std::string_view kRegexPrefix = "re:";
+constexpr std::string_view kMixed = "MIXED_PRECISION";
 
 bool GlobMatches(std::string_view glob, std::string_view text) {
   size_t g = 0, t = 0, star = std::string_view::npos, resume = 0;
@@ -37,7 +38,8 @@ bool GlobMatches(std::string_view glob, std::string_view text) {
 // Claims of one file.
 struct Announcement {
   std::string file;
-  std::string algorithm;  // of the experts: "NVFP4", or empty
+  std::string algorithm;   // of the experts: "NVFP4", or empty
+  std::string everything;  // of all that nothing else is said about: quant_algo, or empty
   std::optional<int64_t> group_size;
   std::vector<std::string> excluded;
 };
@@ -57,13 +59,14 @@ Result<bool> IsCtNvfp4(const JsonObject& section) {
 
 Result<Announcement> ReadAnnouncement(const JsonObject& section, std::string file,
                                       std::string_view exclude_key) {
-  Announcement claims{std::move(file), "", std::nullopt, {}};
+  Announcement claims{.file = std::move(file)};
   HB_ASSIGN_OR_RETURN(const std::optional<std::string> experts, section.String("moe_quant_algo"));
   HB_ASSIGN_OR_RETURN(const std::optional<std::string> all, section.String("quant_algo"));
+  claims.everything = all.value_or("");
   if (experts) {
     claims.algorithm = *experts;
-  } else if (all && *all != "MIXED_PRECISION") {
-    claims.algorithm = *all;
+  } else if (claims.everything != kMixed) {
+    claims.algorithm = claims.everything;
   }
   HB_ASSIGN_OR_RETURN(const bool ct, IsCtNvfp4(section));
   if (ct) claims.algorithm = "NVFP4";
@@ -99,6 +102,16 @@ Result<std::optional<Announcement>> ReadSide(const ModelCheckpoint& model) {
   if (!section) return MakeError("{} is missing", object.Describe("quantization"));
   HB_ASSIGN_OR_RETURN(Announcement claims, ReadAnnouncement(*section, kName, "exclude_modules"));
   return claims;
+}
+
+// One algorithm for everything and another for the experts: readers believe either.
+void CheckClaims(const Announcement& claims, Findings& findings) {
+  if (claims.everything.empty() || claims.everything == kMixed) return;
+  if (claims.everything == claims.algorithm) return;
+  findings.push_back({Severity::kError, claims.file,
+                      fmt::format("says quant_algo {}, but {} for the experts; both together are "
+                                  "quant_algo {}",
+                                  claims.everything, claims.algorithm, kMixed)});
 }
 
 void CompareClaims(const Announcement& main, const Announcement& side, Findings& findings) {
@@ -270,6 +283,9 @@ void CheckQuantizationConfig(const ModelCheckpoint& model, Findings& findings) {
     }
   }
   if (!main || !side) return;
+  for (const auto* claims : {&*main, &*side}) {
+    if (*claims) CheckClaims(**claims, findings);
+  }
   if (*main && *side) CompareClaims(**main, **side, findings);
   const std::vector<NamedModule> modules = NamedModules(model);
   std::optional<Announcement> claims = *main ? *main : *side;

@@ -8,17 +8,12 @@
 #include "numerics/mxfp4_block.h"
 #include "numerics/nvfp4_block.h"
 #include "tensor/scale_check.h"
+#include "tensor/scale_layout.h"
 
 namespace halfbyte {
 namespace {
 
-constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 bool IsContainer(DType dtype) { return dtype == DType::kU8 || dtype == DType::kI8; }
-
-bool IsFloat(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kBf16 || dtype == DType::kF16;
-}
 
 // E8M0 comes under its own dtype or in a U8 container.
 bool IsE8m0(DType dtype) { return dtype == DType::kF8E8m0 || dtype == DType::kU8; }

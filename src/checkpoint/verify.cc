@@ -34,7 +34,7 @@ void Add(Findings& findings, Severity severity, std::string where, std::string m
 std::vector<ModuleKey> StoredKeys(const ModelCheckpoint& model) {
   std::set<ModuleKey> keys;
   for (const auto& [key, tensors] : model.modules()) {
-    if (tensors.Main() == nullptr) continue;
+    if (tensors.Main() == nullptr || model.Unread(key)) continue;
     const Shape& shape = tensors.Main()->info->shape;
     if (!IsRoutedExpert(key.module) || key.expert != kNoExpert) {
       keys.insert(key);

@@ -248,6 +248,38 @@ Findings QuantizationFindings(const char* section, const char* side) {
   return Check(dir).findings;
 }
 
+// Layer 1 and a part of one expert of layer 2 are in a shard that cannot be read.
+TEST(Verify, AShardThatCannotBeReadIsOneFindingNotOneForEachTensor) {
+  for (const bool indexed : {true, false}) {
+    for (const bool missing : {true, false}) {
+      if (missing && !indexed) continue;  // nobody would know of it
+      const TempDir dir;
+      std::vector<TestTensor> readable;
+      std::vector<std::pair<std::string, std::string>> index;
+      for (const TestTensor& tensor : Model(kNv)) {
+        const bool lost = tensor.name.starts_with("layers.1.") ||
+                          tensor.name == "layers.2.ffn.experts.0.w1.weight_scale";
+        index.emplace_back(tensor.name, lost ? "b.safetensors" : "a.safetensors");
+        if (!lost) readable.push_back(tensor);
+      }
+      test::WriteBytes(dir.path() / "config.json", TinyConfig().dump());
+      test::WriteSafetensors(dir.path() / "a.safetensors", readable);
+      if (!missing) test::WriteBytes(dir.path() / "b.safetensors", "torn");
+      if (indexed) test::WriteIndex(dir.path(), index);
+      const auto inspection = Inspect(dir.path(), {});
+      ASSERT_TRUE(inspection);
+      for (const Findings& findings : {Check(dir).findings, inspection->findings}) {
+        Finds(findings, Severity::kError, "b.safetensors", "");
+        const auto errors = std::count_if(findings.begin(), findings.end(), [](const Finding& f) {
+          return f.severity == Severity::kError;
+        });
+        // Without an index nobody knows that the scale is in the other file.
+        EXPECT_EQ(errors, indexed ? 1 : 2) << FindingsText(findings, 99);
+      }
+    }
+  }
+}
+
 TEST(QuantizationConfig, TheSideFileAloneMayAnnounceNvfp4) {
   const Findings findings =
       QuantizationFindings(nullptr, R"({"quantization":{"quant_algo":"NVFP4","group_size":16}})");
@@ -266,6 +298,19 @@ TEST(QuantizationConfig, TwoFilesThatDisagreeAreAnError) {
         Severity::kError, "hf_quant_config.json", "exclude_modules differ");
   Finds(QuantizationFindings(section, "{}"), Severity::kError, "hf_quant_config.json",
         "quantization is missing");
+}
+
+TEST(QuantizationConfig, OneFileThatContradictsItselfIsAnError) {
+  Finds(QuantizationFindings(nullptr,
+                             R"({"quantization":{"quant_algo":"FP8","moe_quant_algo":"NVFP4"}})"),
+        Severity::kError, "hf_quant_config.json", "says quant_algo FP8, but NVFP4 for the experts");
+  Finds(QuantizationFindings(R"({"quant_algo":"FP8","moe_quant_algo":"NVFP4"})", nullptr),
+        Severity::kError, "config.json", "says quant_algo FP8");
+  for (const char* all : {"MIXED_PRECISION", "NVFP4"}) {
+    const std::string side =
+        fmt::format(R"({{"quantization":{{"quant_algo":"{}","moe_quant_algo":"NVFP4"}}}})", all);
+    EXPECT_TRUE(QuantizationFindings(nullptr, side.c_str()).empty());
+  }
 }
 
 TEST(QuantizationConfig, UnusedAndContradictedExclusionsAreWarnings) {  // R109

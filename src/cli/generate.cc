@@ -189,7 +189,10 @@ void AddGenerate(CLI::App& app) {
   command->add_option("--top-k", flags->top_k, "Keep this many of the most probable tokens");
   command->add_option("--min-p", flags->min_p,
                       "Keep tokens with at least this share of the best one's probability");
-  command->add_option("--seed", flags->seed, "Makes sampling repeatable (default: random)");
+  command->add_option("--seed", flags->seed, "Makes sampling repeatable (default: random)")
+      ->check([](const std::string& text) -> std::string {
+        return text.starts_with('-') ? text + " is negative" : "";
+      });
   command->add_flag("--json", flags->json, "Print one JSON object instead of streaming the text");
   OnRunRanked(*command, [flags](Communicator& ranks) { return RunGenerate(*flags, ranks); });
 }

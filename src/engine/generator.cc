@@ -50,10 +50,14 @@ Result<MatrixView<const float>> Prefill(Transformer& model, KvCache& cache, Sequ
 Result<GenerateResult> Generate(Transformer& model, const GenerateRequest& request,
                                 const std::function<void(int32_t)>& on_token) {
   HB_RETURN_IF_ERROR(Validate(request.sampling));
-  HB_ASSIGN_OR_RETURN(const int64_t max_tokens,
-                      TokensToGenerate(request, model.config().max_position_embeddings));
-  HB_ASSIGN_OR_RETURN(const auto cache,
-                      model.NewCache({.context_tokens = std::ssize(request.prompt) + max_tokens}));
+  const int64_t context = model.config().max_position_embeddings;
+  HB_ASSIGN_OR_RETURN(const int64_t max_tokens, TokensToGenerate(request, context));
+  auto made = model.NewCache({.context_tokens = std::ssize(request.prompt) + max_tokens});
+  if (!made && !request.max_tokens) {
+    return MakeError("{}; without max_tokens the cache is for the model's whole context of {}",
+                     made.error().message, context);
+  }
+  HB_ASSIGN_OR_RETURN(const auto cache, std::move(made));
   HB_ASSIGN_OR_RETURN(Sequence sequence, cache->NewSequence());
 
   GenerateResult result;

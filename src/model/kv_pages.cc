@@ -4,11 +4,10 @@
 #include <utility>
 
 #include "base/check.h"
+#include "tensor/scale_layout.h"
 
 namespace halfbyte {
 namespace {
-
-constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Takes `count` pages into `table`, or none.
 bool TakePages(PagePool& pool, int64_t count, std::vector<int32_t>& table) {

@@ -60,10 +60,6 @@ Status Transformer::LoadWeights() {
   const ModelConfig& c = config();
   const int64_t n = c.hc_streams;
   const auto global = [](Module module) { return ModuleKey::Global(module); };
-  if (n > kMaxStreams) {
-    return MakeError("config.json: field hc_mult: {} streams, at most {} are supported", n,
-                     kMaxStreams);
-  }
   HB_ASSIGN_OR_RETURN(embedding_,
                       loader.Matrix(global(Module::kEmbed), c.vocab_size, c.hidden_size));
   HB_ASSIGN_OR_RETURN(head_,

@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "checkpoint/weight_scan.h"
-#include "moe/router.h"
 
 namespace halfbyte {
 
@@ -50,11 +49,17 @@ Result<std::vector<float>> WeightLoader::Vector(const ModuleKey& key, int64_t co
 
 Result<std::vector<int32_t>> WeightLoader::RouterTable(const ModuleKey& key) const {
   HB_ASSIGN_OR_RETURN(const CheckpointTensor tensor, checkpoint_->FindTensor(key));
-  if (const auto problem = RouterTableProblem(tensor.View(), config().routed_experts)) {
+  const TensorView view = tensor.View();
+  if (const auto problem = RouterTableProblem(view, config().routed_experts)) {
     return MakeError("{}: {}", tensor.name(), *problem);
   }
-  return ReadHashTable(tensor.View(), config().routed_experts, config().experts_per_token,
-                       tensor.info->name);
+  std::vector<int32_t> table(static_cast<size_t>(view.elements()));
+  for (int64_t i = 0; i < view.elements(); ++i) {
+    table[static_cast<size_t>(i)] = view.dtype == DType::kI64
+                                        ? static_cast<int32_t>(view.Load<int64_t>(i))
+                                        : view.Load<int32_t>(i);
+  }
+  return table;
 }
 
 }  // namespace halfbyte

@@ -197,27 +197,4 @@ RouterCounters RouteByTable(const Context& context, const RouterParams& params,
                    });
 }
 
-Result<std::vector<int32_t>> ReadHashTable(const TensorView& tensor, int64_t experts, int64_t top_k,
-                                           std::string_view name) {
-  const bool wide = tensor.dtype == DType::kI64;
-  if (!wide && tensor.dtype != DType::kI32) {
-    return MakeError("{}: a table of expert ids must be I64 or I32, not {}", name,
-                     DTypeName(tensor.dtype));
-  }
-  if (tensor.shape.size() != 2 || tensor.shape[1] != top_k) {
-    return MakeError("{}: shape {} where [vocabulary, {}] is needed", name,
-                     ShapeString(tensor.shape), top_k);
-  }
-  std::vector<int32_t> table(static_cast<size_t>(tensor.elements()));
-  for (int64_t i = 0; i < tensor.elements(); ++i) {
-    const int64_t id = wide ? tensor.Load<int64_t>(i) : tensor.Load<int32_t>(i);
-    const int64_t row = i / top_k;
-    if (id < 0 || id >= experts) {
-      return MakeError("{}: expert id {} of token {} is outside 0..{}", name, id, row, experts - 1);
-    }
-    table[static_cast<size_t>(i)] = static_cast<int32_t>(id);
-  }
-  return table;
-}
-
 }  // namespace halfbyte

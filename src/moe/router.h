@@ -18,10 +18,8 @@
 
 #include <cstdint>
 #include <span>
-#include <string_view>
 #include <vector>
 
-#include "base/result.h"
 #include "device/context.h"
 #include "moe/router_params.h"
 #include "tensor/tensor_view.h"
@@ -60,10 +58,5 @@ RouterCounters Route(const Context& context, const RouterParams& params,
 RouterCounters RouteByTable(const Context& context, const RouterParams& params,
                             MatrixView<const float> logits, MatrixView<const int32_t> table,
                             std::span<const int32_t> token_ids, MutableRouting routing);
-
-// tid2eid as files store it, I64 or I32 [vocabulary, top_k], checked: every entry in [0, experts).
-// Errors name the tensor and the token.
-Result<std::vector<int32_t>> ReadHashTable(const TensorView& tensor, int64_t experts, int64_t top_k,
-                                           std::string_view name);
 
 }  // namespace halfbyte

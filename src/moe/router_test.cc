@@ -246,21 +246,5 @@ TEST(Router, ResultsDoNotDependOnThreadsOrBatch) {
   }
 }
 
-TEST(Router, HashTablesAreCheckedAndErrorsNameTheToken) {
-  const std::vector<int64_t> good = {0, 3, 2, 1}, bad = {0, 3, 4, 1}, negative = {0, -1, 2, 1};
-  const auto read = [](const std::vector<int64_t>& values, int64_t top_k) {
-    return ReadHashTable({DType::kI64, {2, 2}, std::as_bytes(std::span(values))}, 4, top_k,
-                         "layers.0.gate.tid2eid");
-  };
-  EXPECT_EQ(*read(good, 2), (std::vector<int32_t>{0, 3, 2, 1}));
-  ASSERT_FALSE(read(bad, 2).has_value());
-  EXPECT_NE(read(bad, 2).error().message.find("expert id 4 of token 1"), std::string::npos);
-  EXPECT_FALSE(read(negative, 2).has_value());
-  EXPECT_FALSE(read(good, 4).has_value());
-  const std::vector<float> floats(4);
-  EXPECT_FALSE(ReadHashTable({DType::kF32, {2, 2}, std::as_bytes(std::span(floats))}, 4, 2, "t")
-                   .has_value());
-}
-
 }  // namespace
 }  // namespace halfbyte

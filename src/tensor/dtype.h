@@ -50,6 +50,11 @@ constexpr int64_t DTypeSize(DType dtype) {
   return 0;
 }
 
+// What unquantized weights and activations are stored in.
+constexpr bool IsFloat(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kBf16 || dtype == DType::kF16;
+}
+
 // "BF16", "F8_E4M3", ...
 std::string_view DTypeName(DType dtype);
 std::optional<DType> DTypeFromName(std::string_view name);

@@ -8,9 +8,8 @@
 
 namespace halfbyte {
 
-constexpr int64_t RoundUp(int64_t x, int64_t multiple) {
-  return (x + multiple - 1) / multiple * multiple;
-}
+constexpr int64_t CeilDiv(int64_t x, int64_t y) { return (x + y - 1) / y; }
+constexpr int64_t RoundUp(int64_t x, int64_t multiple) { return CeilDiv(x, multiple) * multiple; }
 
 // Row-major [rows, blocks], as checkpoints store it.
 struct LinearScales {

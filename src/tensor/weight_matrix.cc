@@ -12,11 +12,10 @@
 #include "numerics/fp16.h"
 #include "numerics/mxfp4_block.h"
 #include "numerics/nvfp4_block.h"
+#include "tensor/scale_layout.h"
 
 namespace halfbyte {
 namespace {
-
-constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 template <class T>
 T LoadElement(const std::byte* bytes, int64_t index) {

@@ -196,6 +196,7 @@ CASES = [
                (["{model}", "--prompt", "a", "--max-tokens", "many"], "--max-tokens"),
                (["{model}", "--prompt", "a", "--temperature", "warm"], "--temperature"),
                (["{model}", "--prompt", "a", "--seed", "x"], "--seed"),
+               (["{model}", "--prompt", "a", "--seed", "-1"], "--seed"),
                (["{model}", "--prompt", "a", "--math", "fp64"], "--math.*fp64"),
                (["{model}", "--prompt", "a", "--arithmetic", "w8a8"], "--arithmetic.*w8a8"),
                (["{model}", "--prompt", "a", "--threads", "0"], "--threads"),

@@ -67,10 +67,6 @@ quantize_nvfp4::QuantizeRow RowQuantizer(const Context& context, DType dtype, Nv
   return nullptr;
 }
 
-bool IsFloat(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kBf16 || dtype == DType::kF16;
-}
-
 Status CheckSource(const FloatRows& source) {
   if (source.k % kNvfp4Block != 0) {
     return MakeError(
