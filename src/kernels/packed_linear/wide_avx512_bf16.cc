@@ -38,7 +38,7 @@ inline __m512 Dot(__m512 sum, __m512i w, const std::byte* x) {
 // A format of weights: Tile as stored, Unpacked, the pairs 2v and 2v + 1 of block b of either.
 struct Bf16Weights {
   static constexpr int64_t kTileBytes = 2048;
-  static constexpr int64_t kPrefetchBytes = kTileBytes;
+  static constexpr int64_t kPrefetchBytes = 3 * kTileBytes;
   static constexpr int kBlocks = 4;
   static constexpr int64_t kStripTiles = 4;
 
@@ -62,7 +62,7 @@ struct Bf16Weights {
 struct Fp8Weights {
   static constexpr int64_t kTileBytes = 2112;
   static constexpr int64_t kScaleOffset = 2048;
-  static constexpr int64_t kPrefetchBytes = kTileBytes;
+  static constexpr int64_t kPrefetchBytes = 3 * kTileBytes;
   static constexpr int kBlocks = 8;
   static constexpr int64_t kStripTiles = 2;
 
