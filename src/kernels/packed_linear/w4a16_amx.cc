@@ -1,8 +1,7 @@
 // W4a16 of packed_linear.h with AMX: a block of 16 columns is one TDPBF16PS, 16 rows of weights
 // times up to 16 tokens. It adds even columns, odd columns, then both, which does not show as a
-// block's sum does not round. (Nor does it that all 32 columns that the instruction could take
-// would be twice as fast: two blocks have two scales.) The sums pass through memory to meet their
-// scales.
+// block's sum does not round. (The instruction could take 32 columns, but two blocks have two
+// scales.) The sums pass through memory to meet their scales.
 #include <immintrin.h>
 
 #include "kernels/packed_linear/bf16_tile.h"
@@ -33,7 +32,7 @@ static_assert(sizeof(TileConfig) == 64);
 
 struct AmxDot : Bf16Tile {
   static constexpr int kParts = 1;
-  static constexpr int64_t kStripTiles = 8;
+  static constexpr int64_t kStripTiles = 4;
   static constexpr int64_t kChunkTokens = 128;
   static constexpr int kGroup = 16;
 
