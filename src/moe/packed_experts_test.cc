@@ -22,8 +22,12 @@ std::vector<float> Output(const MoeLayer& layer, const TestLayer& test, const Te
 }
 
 TEST(PackedExperts, NothingReadsTheStoredBytesOnceTheyAreReleased) {  // R101
-  for (const Arithmetic arithmetic : {Arithmetic::kW4a4, Arithmetic::kW4a8, Arithmetic::kW4a16}) {
-    TestLayer test(kShape, WeightFormat::kNvfp4, 1);
+  for (const auto& [format, arithmetic] : {std::pair{WeightFormat::kNvfp4, Arithmetic::kW4a4},
+                                           std::pair{WeightFormat::kNvfp4, Arithmetic::kW4a8},
+                                           std::pair{WeightFormat::kNvfp4, Arithmetic::kW4a16},
+                                           std::pair{WeightFormat::kFp8, Arithmetic::kW4a16},
+                                           std::pair{WeightFormat::kBf16, Arithmetic::kW4a16}}) {
+    TestLayer test(kShape, format, 1);
     const TestInput input(kShape, 2);
     const MoeParams params = test.Params(arithmetic);
     const std::vector<float> expected = test.Run(params, input);
@@ -52,6 +56,17 @@ TEST(PackedExperts, TheFp32OracleAndRefKeepTheStoredBytes) {
   params = test.Params(Arithmetic::kW4a16);
   params.round_activations = false;
   EXPECT_TRUE(MoeLayer::Create(params, ExpertPlacement::Single(5), test.experts, "x", refuse));
+}
+
+TEST(PackedExperts, ExpertsOfDifferentFormatsKeepTheStoredBytes) {
+  TestLayer test(kShape, WeightFormat::kBf16, 7);
+  const TestLayer fp8(kShape, WeightFormat::kFp8, 7);
+  for (size_t e = 0; e < test.experts.size(); ++e) test.experts[e].down = fp8.experts[e].down;
+  const TestInput input(kShape, 8);
+  const MoeParams params = test.Params(Arithmetic::kW4a16);
+  EXPECT_EQ(test.Layer(params).packed_expert(LocalExpert{0}), nullptr);
+  EXPECT_LT(Compare(test.Run(params, input), ExactLayer(test, input), kShape.hidden).relative_l2,
+            0x1p-7);
 }
 
 TEST(PackedExperts, AnMxfp4LayerOfTooWideARangeRunsFromItsStoredBytes) {
