@@ -173,33 +173,31 @@ void EngineLoop::HandleItem(const PlanItem& item, MatrixView<const float> rows,
                             EngineClock::time_point now, StepResult& result, StepReport& report) {
   const RequestId id = item.sequence.request;
   Live& live = live_.at(id);
-  const bool told = TellPrompt(live, item, rows, now);
+  const std::optional<Finish> failure = TellPrompt(live, item, rows, now);
   for (const int32_t choice : item.drawing_choices) {
-    if (!told) {
+    if (failure) {
       result.push_back({.sequence = {id, choice}, .finished = true});
       continue;
     }
     const std::span<const float> last(rows.row(rows.rows - 1), static_cast<size_t>(rows.columns));
     result.push_back(DrawOne(live, {id, choice}, last, now, report));
   }
-  if (!told) {
-    EndChoices(id, Failed("nonfinite_logits",
-                          "nonfinite_logits: a logit of the prompt's tokens is "
-                          "not finite; halfbyte verify finds bad weights"));
-  }
   const bool scored =
       live.request.max_tokens == 0 &&
       item.pages->position + std::ssize(item.tokens) == std::ssize(live.request.prompt);
-  if (scored && told) EndChoices(id, {.reason = FinishReason::kLength});
+  if (failure || scored) {
+    EndChoices(id, failure.value_or(Finish{.reason = FinishReason::kLength}));
+  }
   if (live.unfinished == 0) ended_.push_back(id);
 }
 
 // Log-probabilities of the prompt's tokens in the item's rows: row i predicts the token after the
-// item's i-th. False if a row is not finite.
-bool EngineLoop::TellPrompt(Live& live, const PlanItem& item, MatrixView<const float> rows,
-                            EngineClock::time_point now) {
+// item's i-th. What ends the request, if something does.
+std::optional<Finish> EngineLoop::TellPrompt(Live& live, const PlanItem& item,
+                                             MatrixView<const float> rows,
+                                             EngineClock::time_point now) {
   const Request& request = live.request;
-  if (!request.prompt_logprobs) return true;
+  if (!request.prompt_logprobs) return std::nullopt;
   OutputEvent event{.choice = request.first_choice};
   const int64_t first = item.pages->position + std::ssize(item.tokens) - rows.rows;
   if (live.prompt_entries == 0) {
@@ -210,17 +208,22 @@ bool EngineLoop::TellPrompt(Live& live, const PlanItem& item, MatrixView<const f
     const int64_t target = first + i + 1;
     if (target < live.prompt_entries || target >= std::ssize(request.prompt)) continue;
     const std::span<const float> row(rows.row(i), static_cast<size_t>(rows.columns));
-    if (!AllFinite(row)) return false;
+    if (!AllFinite(row)) {
+      return Failed("nonfinite_logits",
+                    "nonfinite_logits: a logit after a token of the prompt is "
+                    "not finite; halfbyte verify finds bad weights");
+    }
     LogprobEntry entry =
         LogprobsOf(row, request.prompt[static_cast<size_t>(target)], *request.logprobs);
     entry.text_offset = live.prompt_offsets[static_cast<size_t>(target)];
     event.prompt_logprobs.push_back(std::move(entry));
     ++live.prompt_entries;
   }
-  if (event.prompt_logprobs.empty()) return true;
+  if (event.prompt_logprobs.empty()) return std::nullopt;
   event.usage = UsageOf(live, *live.choices[0]);
   Put(live, std::move(event), now);
-  return true;
+  if (live.slow_client) return Aborted(CancelCause::kSlowClient);
+  return std::nullopt;
 }
 
 DrawnToken EngineLoop::DrawOne(Live& live, SequenceId id, std::span<const float> row,

@@ -83,8 +83,8 @@ class EngineLoop {
   void NoteScheduled(const StepPlan& plan, EngineClock::time_point now);
   void HandleItem(const PlanItem& item, MatrixView<const float> rows, EngineClock::time_point now,
                   StepResult& result, StepReport& report);
-  bool TellPrompt(Live& live, const PlanItem& item, MatrixView<const float> rows,
-                  EngineClock::time_point now);
+  std::optional<Finish> TellPrompt(Live& live, const PlanItem& item, MatrixView<const float> rows,
+                                   EngineClock::time_point now);
   DrawnToken DrawOne(Live& live, SequenceId id, std::span<const float> row,
                      EngineClock::time_point now, StepReport& report);
   void Put(Live& live, OutputEvent event, EngineClock::time_point now);

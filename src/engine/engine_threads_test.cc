@@ -210,6 +210,9 @@ TEST(Mailbox, WakesWhenItStopsBeingEmpty) {
 
 TEST(Mailbox, RefusesBeyondItsLimitsButTellsTheEnd) {
   Mailbox mailbox;
+  EXPECT_TRUE(mailbox.Put({.content = std::string(3 * Mailbox::kMaxBytes, 'a')}));
+  EXPECT_FALSE(mailbox.Put({.content = "b"}));
+  mailbox.Take();
   EXPECT_TRUE(mailbox.Put({.content = std::string(Mailbox::kMaxBytes, 'a')}));
   EXPECT_FALSE(mailbox.Put({.content = "b"}));
   EXPECT_TRUE(mailbox.Put({.content = "c", .finish = Finish{}}));

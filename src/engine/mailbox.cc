@@ -30,7 +30,8 @@ bool Mailbox::Put(OutputEvent event) {
   {
     const std::lock_guard lock(mutex_);
     const int64_t bytes = event.bytes();
-    if (!event.finish && (bytes_ + bytes > kMaxBytes || count_ == kMaxEvents)) return false;
+    const bool full = count_ == kMaxEvents || (bytes_ > 0 && bytes_ + bytes > kMaxBytes);
+    if (full && !event.finish) return false;
     bytes_ += bytes;
     ++count_;
     was_empty = events_.empty();

@@ -30,8 +30,8 @@ class Mailbox {
   std::vector<OutputEvent> WaitAndTake(
       std::optional<EngineClock::time_point> deadline = std::nullopt);
 
-  // Engine side. False when the limits are reached; the event is dropped then, unless it finishes a
-  // choice: the end is always told.
+  // Engine side. False when the limits are reached; the event is dropped then. An empty mailbox
+  // takes an event of any size, and the end of a choice is always told.
   bool Put(OutputEvent event);
 
  private:
