@@ -1,5 +1,5 @@
-// What loading a model may hold in memory: its experts packed, of one layer also the stored bytes,
-// and the workspace.
+// What loading a model may hold in memory: its experts and dense matrices packed, of one layer also
+// the stored bytes, and the workspace.
 #include <unistd.h>
 
 #include "base/memory_limited_child.h"
@@ -44,6 +44,7 @@ class ZeroModel {
   }
 
   int64_t expert_bytes() const { return expert_bytes_; }
+  int64_t dense_bytes() const { return bytes_ - expert_bytes_; }
 
  private:
   void AddModule(const ModuleKey& key, const Shape& shape) {
@@ -78,13 +79,14 @@ TEST(LoadMemory, IsTheExpertsAndOneLayerAndTheWorkspace) {
   const int64_t experts = model.expert_bytes();
   ASSERT_GT(experts, int64_t{80} << 20);
   const int64_t layer = experts / 3;
+  const int64_t packed = experts + model.dense_bytes();  // as large as what is stored
   const TransformerOptions options{.batch_tokens = 16};
   const MoeLimits limits =
       MoeBlock::Limits(*ParseModelConfig(LargeConfig(), "config"), options.batch_tokens);
   // Besides: the code of the program, the directory of the checkpoint, vectors, stacks.
   const int64_t workspace = MoeWorkspace::Bytes(limits) + (int64_t{12} << 20);
-  ExpectWithin({.private_bytes = experts + workspace,  // packed they are as large as stored
-                .resident_bytes = experts + layer + workspace,
+  ExpectWithin({.private_bytes = packed + workspace,
+                .resident_bytes = packed + layer + workspace,
                 .threads = 2},
                [&]() -> std::string {
                  ThreadPool pool(2);
