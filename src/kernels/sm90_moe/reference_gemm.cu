@@ -20,7 +20,7 @@ __device__ float PackedWeight(const uint8_t* matrix, const PackedShape& shape, i
   const uint32_t word =
       *reinterpret_cast<const uint32_t*>(block + CodeOffset(group, thread) + 4 * s);
   const uint8_t code =
-      UnweaveHalf(i % 2 == 0 ? word & 0xffffu : word >> 16, static_cast<int>(i / 2 * 2) + upper);
+      UnweaveCode(word, static_cast<int>(i / 2 * 2) + upper, static_cast<int>(i % 2));
   return E2m1ToFloat(code) *
          E4m3ToFloat(E4m3OfScaleByte(block[ScaleOffset(group, thread) + upper]));
 }

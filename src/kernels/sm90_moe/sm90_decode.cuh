@@ -26,14 +26,14 @@ __device__ __forceinline__ uint2 GroupScales(const uint4& scales, int group) {
   return {ScalePair(word, group % 2 * 2), ScalePair(word, group % 2 * 2 + 1)};
 }
 
-// One word is a thread's fragment for 16 columns. Masked in place, a code is the bf16 number
+// One word is a thread's fragments for 16 columns. Shifted and masked, a code is the bf16 number
 // code * 2^-126 (0.5 as a subnormal, which the multiplication keeps); times a scale pair it is the
 // weight * 2^-7.
 __device__ __forceinline__ void DecodeWord(uint32_t w, uint2 scales, uint32_t* fragment) {
   const uint32_t c0 = w & 0x81c081c0u;
-  const uint32_t c1 = (w << 3) & 0x81c081c0u;
-  const uint32_t c2 = ((w << 6) & 0x01c001c0u) | ((w << 1) & 0x80008000u);
-  const uint32_t c3 = ((w >> 3) & 0x01c001c0u) | ((w << 2) & 0x80008000u);
+  const uint32_t c1 = (w << 6) & 0x81c081c0u;
+  const uint32_t c2 = __funnelshift_l(w, w, 12) & 0x81c081c0u;
+  const uint32_t c3 = ((w << 2) & 0x80c080c0u) | ((w >> 6) & 0x01000100u);
   fragment[0] = MultiplyBf16Pair(c0, scales.x);
   fragment[1] = MultiplyBf16Pair(c1, scales.y);
   fragment[2] = MultiplyBf16Pair(c2, scales.x);

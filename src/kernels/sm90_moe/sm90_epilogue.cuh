@@ -40,8 +40,16 @@ struct GateUpEpilogue {
     return g * FastReciprocal(1.0f + power) * (u + a.swiglu_add) * weight;
   }
 
+  // What a strip needs of its expert.
+  using Alpha = float2;
+  static __device__ __forceinline__ Alpha Load(const Arguments& a, int expert) {
+    return {__ldg(a.alpha_gate + expert) * kEpilogueFactor,
+            __ldg(a.alpha_up + expert) * kEpilogueFactor};
+  }
+
   template <int N>
-  static __device__ __forceinline__ void Store(const Arguments& a, const TokenTile& tile, int strip,
+  static __device__ __forceinline__ void Store(const Arguments& a, Alpha alpha,
+                                               const TokenTile& tile, int strip,
                                                const float (&accumulators)[N / 2]) {
     const int thread = static_cast<int>(threadIdx.x) % 128;
     const int row = thread % 32 / 4;  // after the transposition: the token within its atom
@@ -49,18 +57,16 @@ struct GateUpEpilogue {
     uint8_t* image = a.h_image + tile.row_begin * a.row_bytes;
     uint8_t* to = image + int64_t{strip / 2} * (tile.rows * 128) + row * 128 + (piece ^ row) * 16 +
                   thread % 4 * 4;
-    const float alpha_gate = __ldg(a.alpha_gate + tile.expert) * kEpilogueFactor;
-    const float alpha_up = __ldg(a.alpha_up + tile.expert) * kEpilogueFactor;
     const int64_t first = tile.row_begin + thread % 4 * 2;
 #pragma unroll
     for (int j = 0; j < N / 8; ++j) {
       if (8 * j >= tile.rows) break;
       const float2 scale = RowPair(a.row_scale, first + 8 * j);
       const float2 weight = RowPair(a.row_weight, first + 8 * j);
-      const float h0 = SwiGlu(a, accumulators[4 * j] * (alpha_gate * scale.x),
-                              accumulators[4 * j + 2] * (alpha_up * scale.x), weight.x);
-      const float h1 = SwiGlu(a, accumulators[4 * j + 1] * (alpha_gate * scale.y),
-                              accumulators[4 * j + 3] * (alpha_up * scale.y), weight.y);
+      const float h0 = SwiGlu(a, accumulators[4 * j] * (alpha.x * scale.x),
+                              accumulators[4 * j + 2] * (alpha.y * scale.x), weight.x);
+      const float h1 = SwiGlu(a, accumulators[4 * j + 1] * (alpha.x * scale.y),
+                              accumulators[4 * j + 3] * (alpha.y * scale.y), weight.y);
       const __nv_bfloat162 pair = __floats2bfloat162_rn(h0, h1);
       *reinterpret_cast<uint32_t*>(to + j * kAtomBytes) =
           Transpose8x8(*reinterpret_cast<const uint32_t*>(&pair));
@@ -83,13 +89,18 @@ struct DownEpilogue {
     int64_t hidden;
   };
 
+  using Alpha = float;
+  static __device__ __forceinline__ Alpha Load(const Arguments& a, int expert) {
+    return __ldg(a.alpha + expert) * kEpilogueFactor;
+  }
+
   template <int N>
-  static __device__ __forceinline__ void Store(const Arguments& a, const TokenTile& tile, int strip,
+  static __device__ __forceinline__ void Store(const Arguments& a, Alpha alpha,
+                                               const TokenTile& tile, int strip,
                                                const float (&accumulators)[N / 2]) {
     const int thread = static_cast<int>(threadIdx.x) % 128;
     const int64_t slab = int64_t{strip} * kStripRows + thread / 32 * 16;
     if (slab >= a.hidden) return;
-    const float alpha = __ldg(a.alpha + tile.expert) * kEpilogueFactor;
     const int64_t first = tile.row_begin + thread % 4 * 2;
     float* to = a.slot_values + first * a.hidden + slab + thread % 32 / 4;
 #pragma unroll

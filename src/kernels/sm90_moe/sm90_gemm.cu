@@ -18,15 +18,15 @@ cudaError_t ForKernels(GemmVariant variant, const Use& use) {
       break;
   }
   const cudaError_t error = use(GemmKernels<PrefillConfig>{}, TilesOf::kWide);
-  return error != cudaSuccess ? error : use(GemmKernels<WideConfig>{}, TilesOf::kNarrow);
+  return error != cudaSuccess ? error : use(GemmKernels<NarrowConfig>{}, TilesOf::kNarrow);
 }
 
 static_assert(DecodeConfig::N::kLargest == MaxTileRows(GemmVariant::kDecode));
 static_assert(MiddleConfig::N::kLargest == MaxTileRows(GemmVariant::kMiddle));
 static_assert(WideConfig::N::kLargest == MaxTileRows(GemmVariant::kWide));
+static_assert(NarrowConfig::N::kLargest == WideTileRows(GemmVariant::kPrefill));
 static_assert(PrefillConfig::N::kLargest == MaxTileRows(GemmVariant::kPrefill));
 
-// The blocks of a launch: one per multiprocessor.
 cudaError_t Multiprocessors(int& count) {
   int device = 0;
   const cudaError_t error = cudaGetDevice(&device);
@@ -47,23 +47,23 @@ cudaError_t PrepareGemms() {
 
 cudaError_t LaunchGateUp(const GateUpArguments& arguments, GemmVariant variant, Launch launch,
                          cudaStream_t stream) {
-  int blocks = 0;
-  const cudaError_t error = Multiprocessors(blocks);
+  int multiprocessors = 0;
+  const cudaError_t error = Multiprocessors(multiprocessors);
   if (error != cudaSuccess) return error;
   return ForKernels(variant, [&](auto kernels, TilesOf tiles) {
     const Launch how = tiles == TilesOf::kNarrow ? Launch::kDependent : launch;
-    return decltype(kernels)::GateUp(arguments, tiles, blocks, how, stream);
+    return decltype(kernels)::GateUp(arguments, tiles, multiprocessors, how, stream);
   });
 }
 
 cudaError_t LaunchDown(const DownArguments& arguments, GemmVariant variant, Launch launch,
                        cudaStream_t stream) {
-  int blocks = 0;
-  const cudaError_t error = Multiprocessors(blocks);
+  int multiprocessors = 0;
+  const cudaError_t error = Multiprocessors(multiprocessors);
   if (error != cudaSuccess) return error;
   return ForKernels(variant, [&](auto kernels, TilesOf tiles) {
     const Launch how = tiles == TilesOf::kNarrow ? Launch::kDependent : launch;
-    return decltype(kernels)::Down(arguments, tiles, blocks, how, stream);
+    return decltype(kernels)::Down(arguments, tiles, multiprocessors, how, stream);
   });
 }
 

@@ -35,7 +35,7 @@ constexpr int32_t MaxTileRows(GemmVariant variant) {
 // Tiles with more rows than this must come first: they run in a kernel of their own. 0: all tiles
 // run in one.
 constexpr int32_t WideTileRows(GemmVariant variant) {
-  return variant == GemmVariant::kPrefill ? MaxTileRows(GemmVariant::kWide) : 0;
+  return variant == GemmVariant::kPrefill ? 112 : 0;
 }
 // For `slots` rows that spread evenly over `experts`: room for the unevenness of uniform routing.
 constexpr GemmVariant GemmVariantFor(int64_t slots, int64_t experts) {
@@ -87,7 +87,7 @@ enum class Launch : int32_t {
                // tile list must have been complete before that kernel let its dependents start
 };
 
-// Both launch one grid or two of as many blocks as the device has multiprocessors and never wait.
+// Both launch one grid or two that fill the device once, and never wait.
 cudaError_t LaunchGateUp(const GateUpArguments& arguments, GemmVariant variant, Launch launch,
                          cudaStream_t stream);
 cudaError_t LaunchDown(const DownArguments& arguments, GemmVariant variant, Launch launch,

@@ -225,7 +225,7 @@ void Run(bool steady, const std::vector<int64_t>& tokens) {
   Bench bench(steady);
   if (tokens.empty()) {
     for (const GemmVariant variant : kGemmVariants) {
-      for (const int32_t rows : {8, 16, 32, 48, 64, 96, 128, 192}) {
+      for (const int32_t rows : {8, 16, 32, 48, 64, 96, 112, 128, 192}) {
         if (rows <= MaxTileRows(variant)) bench.Width(rows, variant);
       }
     }

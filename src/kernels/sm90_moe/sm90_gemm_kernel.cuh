@@ -36,11 +36,13 @@ struct GemmConfig {
   static constexpr int kTokenGroups = kTokenGroups_;  // groups of 64 columns in a token stage
   static constexpr Raster kRaster = kRaster_;
   using N = Widths_;
-
   static constexpr int kWovenFrom = W == 3 ? 128 : 256;  // narrowest N of MultiplyBlockWoven
-  static constexpr uint32_t kWeightSlots = 2 * W;        // of one block each
-  static constexpr uint32_t kTokenStages = 4;
+  // Whether there are registers to load alphas before the products.
+  static constexpr bool kLoadsAhead = N::kLargest <= 32;
+
   static constexpr int kThreads = 128 * (W + 1);
+  static constexpr uint32_t kWeightSlots = 2 * W;  // of one block each
+  static constexpr uint32_t kTokenStages = 4;
   static constexpr uint32_t kTokenStageBytes = kTokenGroups * N::kLargest * 128;
   static constexpr uint32_t kTokens = 0;  // first, at a multiple of 1,024
   static constexpr uint32_t kWeights = kTokenStages * kTokenStageBytes;
@@ -97,7 +99,7 @@ class StripGroups {
                      block = blockIdx.x;
       const unsigned strips = static_cast<unsigned>(operands.strips);
       if (tiles != 0 && tiles <= blocks &&
-          (strips + blocks / tiles - 1) / (blocks / tiles) <= tiles * strips / blocks + 2) {
+          (strips + blocks / tiles - 1) / (blocks / tiles) <= tiles * strips / blocks + 1) {
         // Every tile has its blocks: where a run crosses from tile to tile, a group is cut short.
         const unsigned tile = block * tiles / blocks;
         const unsigned first = (tile * blocks + tiles - 1) / tiles;
@@ -244,7 +246,9 @@ __device__ __forceinline__ void CopyTokens(const GemmOperands& operands) {
   }
 }
 
-// What a math warpgroup knows of the rings and of its part.
+// What a math warpgroup knows of the rings and of its part. It waits for the phase of a slot by its
+// parity, so the phase before must have been completed: the block that lay there was its own, or
+// one that its owner has waited for, as the tokens keep warpgroups within a block of 512 columns.
 struct MathState {
   uint32_t weights = 0;   // passed through the ring before the next block of this warpgroup
   uint32_t k_blocks = 0;  // of the tokens passed through the ring
@@ -397,19 +401,22 @@ __device__ __forceinline__ void MultiplyStrip(int k_blocks, uint32_t group_bytes
 template <class Config, class Epilogue, int N, int... kWider>
 __device__ __forceinline__ void RunStrip(const GemmOperands& operands,
                                          const typename Epilogue::Arguments& out,
-                                         const StripGroups<Config>& groups, int rows, int warpgroup,
-                                         MathState& state, Widths<N, kWider...>) {
+                                         const StripGroups<Config>& groups, int rows, int expert,
+                                         int warpgroup, MathState& state, Widths<N, kWider...>) {
   if constexpr (sizeof...(kWider) > 0) {
     if (rows > N) {
-      RunStrip<Config, Epilogue>(operands, out, groups, rows, warpgroup, state,
+      RunStrip<Config, Epilogue>(operands, out, groups, rows, expert, warpgroup, state,
                                  Widths<kWider...>{});
       return;
     }
   }
   float accumulators[N / 2];
+  typename Epilogue::Alpha alpha;
+  if constexpr (Config::kLoadsAhead) alpha = Epilogue::Load(out, expert);
   MultiplyStrip<Config, N>(operands.k_blocks, rows * 128u, state, accumulators);
   const StripGroup group = groups.GetAnew(operands);
-  Epilogue::template Store<N>(out, group.tile, group.strip + warpgroup, accumulators);
+  if constexpr (!Config::kLoadsAhead) alpha = Epilogue::Load(out, group.tile.expert);
+  Epilogue::template Store<N>(out, alpha, group.tile, group.strip + warpgroup, accumulators);
 }
 
 template <class Config, class Epilogue>
@@ -449,7 +456,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       state.arrivals = lane != 0 ? 0 : warpgroup == 0 ? 1 + Config::W - state.count : 1;
       if (warpgroup < state.count) {
         RunStrip<Config, Epilogue>(operands, out, groups, Uniform(group.tile.rows),
-                                   static_cast<int>(warpgroup), state, typename Config::N{});
+                                   group.tile.expert, static_cast<int>(warpgroup), state,
+                                   typename Config::N{});
       } else {
         state.weights += state.count * operands.k_blocks;
         state.k_blocks += operands.k_blocks;

@@ -9,17 +9,12 @@ namespace halfbyte::sm90 {
 template <class Config>
 struct GemmKernels {
   static cudaError_t Prepare() {
-    for (const void* kernel : {reinterpret_cast<const void*>(GemmKernel<Config, GateUpEpilogue>),
-                               reinterpret_cast<const void*>(GemmKernel<Config, DownEpilogue>)}) {
-      const cudaError_t error = cudaFuncSetAttribute(
-          kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kSharedBytes);
-      if (error != cudaSuccess) return error;
-    }
-    return cudaSuccess;
+    const cudaError_t error = AllowShared(GemmKernel<Config, GateUpEpilogue>);
+    return error != cudaSuccess ? error : AllowShared(GemmKernel<Config, DownEpilogue>);
   }
 
-  static cudaError_t GateUp(const GateUpArguments& a, TilesOf tiles_of, int blocks, Launch launch,
-                            cudaStream_t stream) {
+  static cudaError_t GateUp(const GateUpArguments& a, TilesOf tiles_of, int multiprocessors,
+                            Launch launch, cudaStream_t stream) {
     const PackedShape shape = a.gemm.shape.gate_up();
     const GateUpEpilogue::Arguments out{a.alpha_gate,
                                         a.alpha_up,
@@ -33,19 +28,25 @@ struct GemmKernels {
                                         static_cast<int>(shape.strips),
                                         static_cast<int>(shape.strips / 2)};
     return Start(GemmKernel<Config, GateUpEpilogue>, Operands(a.gemm, shape, 0, a.image, tiles_of),
-                 out, blocks, launch, stream);
+                 out, multiprocessors, launch, stream);
   }
 
-  static cudaError_t Down(const DownArguments& a, TilesOf tiles_of, int blocks, Launch launch,
-                          cudaStream_t stream) {
+  static cudaError_t Down(const DownArguments& a, TilesOf tiles_of, int multiprocessors,
+                          Launch launch, cudaStream_t stream) {
     const ExpertShape& expert = a.gemm.shape;
     const DownEpilogue::Arguments out{a.alpha, a.gemm.row_scale, a.slot_values, expert.hidden};
     return Start(GemmKernel<Config, DownEpilogue>,
                  Operands(a.gemm, expert.down(), expert.down_offset(), a.image, tiles_of), out,
-                 blocks, launch, stream);
+                 multiprocessors, launch, stream);
   }
 
  private:
+  template <class Out>
+  static cudaError_t AllowShared(void (*kernel)(GemmOperands, Out)) {
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                Config::kSharedBytes);
+  }
+
   static GemmOperands Operands(const GemmArguments& gemm, const PackedShape& shape, int64_t offset,
                                const uint8_t* image, TilesOf tiles_of) {
     return {gemm.experts + offset,
@@ -60,12 +61,13 @@ struct GemmKernels {
 
   template <class Out>
   static cudaError_t Start(void (*kernel)(GemmOperands, Out), const GemmOperands& operands,
-                           const Out& out, int blocks, Launch launch, cudaStream_t stream) {
+                           const Out& out, int multiprocessors, Launch launch,
+                           cudaStream_t stream) {
     cudaLaunchAttribute dependent = {};
     dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     dependent.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(static_cast<unsigned>(blocks));
+    config.gridDim = dim3(static_cast<unsigned>(multiprocessors));
     config.blockDim = dim3(Config::kThreads);
     config.dynamicSmemBytes = Config::kSharedBytes;
     config.stream = stream;
@@ -81,11 +83,14 @@ struct GemmKernels {
 using DecodeConfig = GemmConfig<4, 2, Raster::kRuns, Widths<8, 16, 32>>;
 using MiddleConfig = GemmConfig<4, 2, Raster::kInterleaved, Widths<48, 64>>;
 using WideConfig = GemmConfig<3, 1, Raster::kInterleaved, Widths<96, 128>>;
+// What experts with 193..224 rows are cut into.
+using NarrowConfig = GemmConfig<3, 1, Raster::kInterleaved, Widths<104, 112>>;
 using PrefillConfig = GemmConfig<3, 1, Raster::kInterleaved, Widths<192>>;
 
 extern template struct GemmKernels<DecodeConfig>;
 extern template struct GemmKernels<MiddleConfig>;
 extern template struct GemmKernels<WideConfig>;
+extern template struct GemmKernels<NarrowConfig>;
 extern template struct GemmKernels<PrefillConfig>;
 
 }  // namespace halfbyte::sm90

@@ -25,11 +25,6 @@ struct Outputs {
   std::vector<float> slots;
 };
 
-const char* Name(GemmVariant variant) {
-  const char* names[] = {"decode", "middle", "wide", "prefill"};
-  return names[static_cast<int>(variant)];
-}
-
 class Sm90GemmTest : public GpuTest {
  protected:
   void SetUp() override {
@@ -198,7 +193,7 @@ TEST_F(Sm90GemmTest, EveryVariantEqualsTheSumsInDoubleAndTheOthersBits) {
   const Outputs first = Run(p, GemmVariant::kDecode, options);
   ExpectExact(p, first, options, 2000);
   for (const GemmVariant variant : kGemmVariants) {
-    SCOPED_TRACE(Name(variant));
+    SCOPED_TRACE(GemmVariantName(variant));
     const Outputs out = Run(p, variant, options);
     ExpectNear(p, out, reference);
     ExpectSameBits(p, out, first);
@@ -215,7 +210,7 @@ TEST_F(Sm90GemmTest, SizesThatAreMultiplesOf16OnlyWork) {
     const Outputs first = Run(p, GemmVariant::kDecode, options);
     ExpectExact(p, first, options, 500);
     for (const GemmVariant variant : kGemmVariants) {
-      SCOPED_TRACE(Name(variant));
+      SCOPED_TRACE(GemmVariantName(variant));
       const Outputs out = Run(p, variant, options);
       ExpectNear(p, out, reference);
       ExpectSameBits(p, out, first);
@@ -229,7 +224,8 @@ TEST_F(Sm90GemmTest, ColumnsOfHBeyondTheIntermediateSizeAreZeros) {
     const Outputs out = Run(p, variant, {});
     ForRows(p, [&](size_t, int32_t row) {
       for (int64_t c = 208; c < 512; ++c) {
-        ASSERT_EQ(ToFloat(out.h[static_cast<size_t>(row * 512 + c)]), 0) << Name(variant);
+        ASSERT_EQ(ToFloat(out.h[static_cast<size_t>(row * 512 + c)]), 0)
+            << GemmVariantName(variant);
       }
     });
   }
@@ -266,9 +262,12 @@ TEST_F(Sm90GemmTest, ARowDoesNotDependOnItsNeighbours) {
 
 TEST_F(Sm90GemmTest, DependentLaunchesGiveTheSameBits) {
   const GemmProblem p({2048, 1024}, {1, 2, 31, 8, 1, 5, 12, 3}, 7);
-  const Outputs plain = Run(p, GemmVariant::kDecode, {});
-  for (int i = 0; i < 20; ++i) {
-    ExpectSameBits(p, Run(p, GemmVariant::kDecode, {.launch = Launch::kDependent}), plain);
+  for (const GemmVariant variant : kGemmVariants) {
+    SCOPED_TRACE(GemmVariantName(variant));
+    const Outputs plain = Run(p, variant, {});
+    for (int i = 0; i < 8; ++i) {
+      ExpectSameBits(p, Run(p, variant, {.launch = Launch::kDependent}), plain);
+    }
   }
 }
 

@@ -54,25 +54,36 @@ HB_HD constexpr int64_t ColumnAtPosition(int64_t position) {
   return 16 * t + 4 * s + position % 2 + position % 16 / 8 * 2;
 }
 
-// Four codes (c0: row, c1: row + 8, c2: row, two columns on, c3: row + 8, two columns on) woven
-// into one half of a word, and back (index 0..3). Masks and shifts turn each into the bf16 number
-// code * 2^-126.
-HB_HD constexpr uint32_t WeaveHalf(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3) {
-  return (c0 >> 3 & 1) << 15 | (c2 >> 3 & 1) << 14 | (c3 >> 3 & 1) << 13 | (c1 >> 3 & 1) << 12 |
-         (c3 & 7) << 9 | (c0 & 7) << 6 | (c1 & 7) << 3 | (c2 & 7);
+// The eight codes of a thread and a step, woven into a word so that few instructions turn them into
+// bf16 numbers. Fragment 0: row, columns 0 and 1 of four in a row; 1: row + 8, the same; 2 and 3:
+// columns 2 and 3. As bf16 a code is code * 2^-126: sign in bit 15, magnitude in bits 8..6. These
+// eight bits of both columns are, for the fragments 0, 1, 2, 3,
+//   w,   w << 6,   w rotated left by 12,   and bits 8 of w >> 6, the others of w << 2.
+// Bit 0..2 of a magnitude or its sign, 3, of the first or the second column (upper).
+HB_HD constexpr int WovenBit(int fragment, int upper, int bit) {
+  if (fragment == 0) return 16 * upper + (bit == 3 ? 15 : 6 + bit);
+  if (fragment == 1) return 16 * upper + (bit == 3 ? 9 : bit);
+  if (fragment == 2) return bit == 3 ? 3 + 16 * upper : 26 - 16 * upper + bit;
+  return 16 * upper + (bit == 3 ? 13 : bit == 2 ? 14 : 4 + bit);
 }
-HB_HD constexpr uint8_t UnweaveHalf(uint32_t half, int index) {
-  const int sign = index == 0 ? 15 : index == 1 ? 12 : index == 2 ? 14 : 13;
-  const int magnitude = index == 0 ? 6 : index == 1 ? 3 : index == 2 ? 0 : 9;
-  return static_cast<uint8_t>((half >> sign & 1) << 3 | (half >> magnitude & 7));
+HB_HD constexpr uint32_t WeaveCode(uint32_t code, int fragment, int upper) {
+  uint32_t word = 0;
+  for (int bit = 0; bit < 4; ++bit) word |= (code >> bit & 1) << WovenBit(fragment, upper, bit);
+  return word;
 }
-// The word of one thread and step: row_a and row_b hold the four codes of rows r and r + 8 at four
-// columns in a row, one in each nibble, the first lowest.
+HB_HD constexpr uint8_t UnweaveCode(uint32_t word, int fragment, int upper) {
+  uint32_t code = 0;
+  for (int bit = 0; bit < 4; ++bit) code |= (word >> WovenBit(fragment, upper, bit) & 1) << bit;
+  return static_cast<uint8_t>(code);
+}
+// row_a and row_b hold the four codes of rows r and r + 8, one in each nibble, the first lowest.
 HB_HD constexpr uint32_t WeaveWord(uint32_t row_a, uint32_t row_b) {
-  const uint32_t low = WeaveHalf(row_a & 15, row_b & 15, row_a >> 8 & 15, row_b >> 8 & 15);
-  const uint32_t high =
-      WeaveHalf(row_a >> 4 & 15, row_b >> 4 & 15, row_a >> 12 & 15, row_b >> 12 & 15);
-  return low | high << 16;
+  uint32_t word = 0;
+  for (int column = 0; column < 4; ++column) {
+    word |= WeaveCode(row_a >> (4 * column) & 15, column / 2 * 2, column % 2);
+    word |= WeaveCode(row_b >> (4 * column) & 15, column / 2 * 2 + 1, column % 2);
+  }
+  return word;
 }
 
 // A block scale 2^e * (1 + m / 8), e = -9..8, as the byte (e + 9) << 3 | m. No scale has the byte

@@ -113,8 +113,7 @@ void UnpackBlock(const PackedShape& shape, const uint8_t* packed, int64_t row, i
     std::memcpy(&word, block + CodeOffset(group, thread) + 4 * step, sizeof(word));
     for (int pair = 0; pair < 2; ++pair) {
       const int index = static_cast<int>(half) + 2 * pair;
-      codes[step * 2 + pair] =
-          PackE2m1(UnweaveHalf(word & 0xffff, index), UnweaveHalf(word >> 16, index));
+      codes[step * 2 + pair] = PackE2m1(UnweaveCode(word, index, 0), UnweaveCode(word, index, 1));
     }
   }
 }

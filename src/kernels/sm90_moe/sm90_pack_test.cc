@@ -60,27 +60,45 @@ float Bf16Product(uint16_t a, uint16_t b) {
   return std::bit_cast<float>(uint32_t{a} << 16) * std::bit_cast<float>(uint32_t{b} << 16);
 }
 
-// What the device does with a woven half (sm90_decode.cuh).
-uint16_t MaskedCode(uint32_t half, int index) {
-  const uint32_t w = half * 0x10001u;
-  const uint32_t masked = index == 0   ? w & 0x81c081c0u
-                          : index == 1 ? (w << 3) & 0x81c081c0u
-                          : index == 2 ? ((w << 6) & 0x01c001c0u) | ((w << 1) & 0x80008000u)
-                                       : ((w >> 3) & 0x01c001c0u) | ((w << 2) & 0x80008000u);
-  return static_cast<uint16_t>(masked);
+// What the device does with a woven word (sm90_decode.cuh): a pair of bf16 numbers.
+uint32_t Fragment(uint32_t w, int fragment) {
+  if (fragment == 0) return w & 0x81c081c0u;
+  if (fragment == 1) return (w << 6) & 0x81c081c0u;
+  if (fragment == 2) return std::rotl(w, 12) & 0x81c081c0u;
+  return ((w << 2) & 0x80c080c0u) | ((w >> 6) & 0x01000100u);
 }
 
-TEST(Sm90Layout, EveryWovenHalfDecodesUnderEveryScaleToTheExactProduct) {
+// Words whose first or second columns hold every combination of codes, beside random ones.
+std::vector<uint32_t> Words() {
+  std::mt19937 random(9);
+  std::vector<uint32_t> words;
+  for (uint32_t codes = 0; codes < 65536; ++codes) {
+    for (int upper = 0; upper < 2; ++upper) {
+      uint32_t word = 0;
+      for (int i = 0; i < 4; ++i) {
+        word |= WeaveCode(codes >> (4 * i) & 15, i, upper);
+        word |= WeaveCode(random() & 15, i, 1 - upper);
+      }
+      words.push_back(word);
+    }
+  }
+  return words;
+}
+
+TEST(Sm90Layout, EveryWovenCodeDecodesUnderEveryScaleToTheExactProduct) {
+  const std::vector<uint32_t> words = Words();
   for (int e4m3 = 1; e4m3 < 0x7f; ++e4m3) {
     const uint32_t byte = ScaleByte(static_cast<uint8_t>(e4m3));
     ASSERT_LE(byte, 143u);
     const auto scale = static_cast<uint16_t>(byte * 0x10u + 0x7680u);
     const float expected_scale = E4m3ToFloat(static_cast<uint8_t>(e4m3));
     int wrong = 0;
-    for (uint32_t half = 0; half < 65536; ++half) {
-      for (int index = 0; index < 4; ++index) {
-        const float value = E2m1ToFloat(UnweaveHalf(half, index));
-        const float product = Bf16Product(MaskedCode(half, index), scale);
+    for (const uint32_t word : words) {
+      for (int i = 0; i < 8; ++i) {
+        const int upper = i / 4;
+        const float value = E2m1ToFloat(UnweaveCode(word, i % 4, upper));
+        const uint32_t pair = Fragment(word, i % 4);
+        const float product = Bf16Product(static_cast<uint16_t>(pair >> (16 * upper)), scale);
         wrong += product != value * expected_scale / kEpilogueFactor;
         wrong += std::signbit(product) != std::signbit(value);
         wrong += RoundToBf16(product) != product;
@@ -90,10 +108,21 @@ TEST(Sm90Layout, EveryWovenHalfDecodesUnderEveryScaleToTheExactProduct) {
   }
 }
 
-TEST(Sm90Layout, WeavingKeepsEveryCombinationOfCodes) {
+TEST(Sm90Layout, AWordHasAPlaceForEveryBit) {
+  uint32_t seen = 0;
+  for (int i = 0; i < 32; ++i) {
+    const uint32_t bit = 1u << WovenBit(i / 8, i / 4 % 2, i % 4);
+    EXPECT_EQ(seen & bit, 0u);
+    seen |= bit;
+  }
+  EXPECT_EQ(seen, 0xffffffffu);
   for (uint32_t codes = 0; codes < 65536; ++codes) {
-    const uint32_t half = WeaveHalf(codes & 15, codes >> 4 & 15, codes >> 8 & 15, codes >> 12 & 15);
-    for (int i = 0; i < 4; ++i) ASSERT_EQ(UnweaveHalf(half, i), codes >> (4 * i) & 15);
+    const uint32_t word = WeaveWord(codes, ~codes & 0xffff);
+    for (int column = 0; column < 4; ++column) {
+      const uint32_t code = codes >> (4 * column) & 15;
+      ASSERT_EQ(UnweaveCode(word, column / 2 * 2, column % 2), code);
+      ASSERT_EQ(UnweaveCode(word, column / 2 * 2 + 1, column % 2), ~code & 15);
+    }
   }
 }
 
