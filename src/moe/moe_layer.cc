@@ -14,7 +14,7 @@ namespace {
 
 // Multiply-adds that outweigh the start of a piece of a parallel loop, and pieces per thread.
 constexpr int64_t kMinPiece = 65536;
-constexpr int64_t kPiecesPerThread = 32;
+constexpr int64_t kPiecesPerThread = 8;
 // Output channels of a piece are a multiple of a block, so that register tiles stay whole.
 constexpr int64_t kChannelStep = 16;
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstddef>
 #include <cstring>
 #include <limits>
 
@@ -116,8 +117,9 @@ __m128i PairsOf(__m256i values) {
   return _mm256_castsi256_si128(_mm256_or_si256(first, _mm256_srli_epi32(second, 16)));
 }
 
-// Block b of a tile of kInt16.
-void StoreInt16Block(const UnitBlock& block, int64_t b, Int16Tile& tile) {
+// Block b of a tile of kInt16, into the operand itself: a tile put together elsewhere and copied
+// would wait for its small stores.
+void StoreInt16Block(const UnitBlock& block, int64_t b, std::byte* tile) {
   const __m256i words =
       _mm256_permute4x64_epi64(_mm256_packs_epi32(block.multiples[0], block.multiples[1]), 0xd8);
   const __m256i lower = _mm256_srai_epi16(_mm256_slli_epi16(words, 8), 8);
@@ -125,10 +127,12 @@ void StoreInt16Block(const UnitBlock& block, int64_t b, Int16Tile& tile) {
   const __m256i planes = _mm256_permute4x64_epi64(_mm256_packs_epi16(upper, lower), 0xd8);
   const __m128i upper_codes = _mm256_castsi256_si128(planes);
   const __m128i lower_codes = _mm256_extracti128_si256(planes, 1);
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(tile.codes[0] + b * kBlock), upper_codes);
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(tile.codes[1] + b * kBlock), lower_codes);
-  tile.bias[b] = -12 * (256 * SumOf(upper_codes) + SumOf(lower_codes));
-  tile.scale[b] = block.unit * 0x1p77f;
+  const int32_t bias = -12 * (256 * SumOf(upper_codes) + SumOf(lower_codes));
+  const float scale = block.unit * 0x1p77f;
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(tile + b * kBlock), upper_codes);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(tile + kTileColumns + b * kBlock), lower_codes);
+  std::memcpy(tile + offsetof(Int16Tile, bias) + b * 4, &bias, sizeof(bias));
+  std::memcpy(tile + offsetof(Int16Tile, scale) + b * 4, &scale, sizeof(scale));
 }
 
 void PrepareInt8Row(const float* x, int64_t columns, std::byte* operand) {
@@ -161,22 +165,17 @@ void PrepareBf16Row(OperandFormat format, const float* x, int64_t columns, std::
 
 void PrepareW4a16Row(OperandFormat format, const float* x, int64_t columns, std::byte* operand) {
   const bool bf16 = format == OperandFormat::kBf16AndInt16;
-  const int64_t int16_bytes = OperandRowBytes(OperandFormat::kInt16, columns);
-  std::byte* integers = operand + OperandRowBytes(format, columns) - int16_bytes;
-  for (int64_t column = 0; column < columns; column += kTileColumns) {
-    const int64_t blocks = std::min(kTileColumns, columns - column) / kBlock;
-    Int16Tile tile = {};
-    __m128i pairs[8] = {};
-    for (int64_t b = 0; b < blocks; ++b) {
-      const UnitBlock block(x + column + b * kBlock);
-      StoreInt16Block(block, b, tile);
-      for (int h = 0; h < 2 && bf16; ++h) pairs[2 * b + h] = PairsOf(block.Values(h));
-    }
-    std::memcpy(integers, &tile, sizeof(tile));
-    integers += sizeof(tile);
-    if (bf16) {
-      std::memcpy(operand, pairs, sizeof(pairs));
-      operand += sizeof(pairs);
+  const int64_t row_bytes = OperandRowBytes(format, columns);
+  std::byte* integers = operand + row_bytes - OperandRowBytes(OperandFormat::kInt16, columns);
+  std::byte* pairs = operand;
+  if (columns % kTileColumns != 0) std::memset(operand, 0, static_cast<size_t>(row_bytes));
+  for (int64_t column = 0; column < columns; column += kBlock) {
+    const UnitBlock block(x + column);
+    const int64_t tile = column / kTileColumns;
+    StoreInt16Block(block, column % kTileColumns / kBlock,
+                    integers + tile * int64_t{sizeof(Int16Tile)});
+    for (int h = 0; h < 2 && bf16; ++h, pairs += 16) {
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(pairs), PairsOf(block.Values(h)));
     }
   }
 }
