@@ -85,26 +85,34 @@ std::vector<uint32_t> Words() {
   return words;
 }
 
-TEST(Sm90Layout, EveryWovenCodeDecodesUnderEveryScaleToTheExactProduct) {
-  const std::vector<uint32_t> words = Words();
+// A code as the bf16 number code * 2^-126.
+uint16_t SmallBf16(uint32_t code) {
+  return static_cast<uint16_t>((code & 8) << 12 | (code & 7) << 6);
+}
+
+TEST(Sm90Layout, ShiftsAndMasksTakeEveryCodeOutOfAWovenWord) {
+  int64_t wrong = 0;
+  for (const uint32_t word : Words()) {
+    for (int i = 0; i < 8; ++i) {
+      const auto have = static_cast<uint16_t>(Fragment(word, i % 4) >> (i / 4 * 16));
+      wrong += have != SmallBf16(UnweaveCode(word, i % 4, i / 4));
+    }
+  }
+  EXPECT_EQ(wrong, 0);
+}
+
+TEST(Sm90Layout, EveryCodeTimesEveryScaleIsTheExactProduct) {
   for (int e4m3 = 1; e4m3 < 0x7f; ++e4m3) {
     const uint32_t byte = ScaleByte(static_cast<uint8_t>(e4m3));
     ASSERT_LE(byte, 143u);
     const auto scale = static_cast<uint16_t>(byte * 0x10u + 0x7680u);
-    const float expected_scale = E4m3ToFloat(static_cast<uint8_t>(e4m3));
-    int wrong = 0;
-    for (const uint32_t word : words) {
-      for (int i = 0; i < 8; ++i) {
-        const int upper = i / 4;
-        const float value = E2m1ToFloat(UnweaveCode(word, i % 4, upper));
-        const uint32_t pair = Fragment(word, i % 4);
-        const float product = Bf16Product(static_cast<uint16_t>(pair >> (16 * upper)), scale);
-        wrong += product != value * expected_scale / kEpilogueFactor;
-        wrong += std::signbit(product) != std::signbit(value);
-        wrong += RoundToBf16(product) != product;
-      }
+    for (uint8_t code = 0; code < 16; ++code) {
+      const float value = E2m1ToFloat(code) * E4m3ToFloat(static_cast<uint8_t>(e4m3));
+      const float product = Bf16Product(SmallBf16(code), scale);
+      ASSERT_EQ(product * kEpilogueFactor, value) << "scale " << e4m3;
+      ASSERT_EQ(std::signbit(product), std::signbit(value));
+      ASSERT_EQ(RoundToBf16(product), product);
     }
-    ASSERT_EQ(wrong, 0) << "scale " << e4m3;
   }
 }
 
