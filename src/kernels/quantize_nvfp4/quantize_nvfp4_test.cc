@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/memory_limited_child.h"
 #include "kernels/quantize_nvfp4/row_kernels.h"
 #include "numerics/error_stats.h"
 #include "numerics/fp16.h"
@@ -385,6 +386,24 @@ TEST(QuantizeNvfp4, HeadroomLowersTheScaleBytesByEightPerPowerAndLeavesTheCodes)
     EXPECT_GT(compared, 7 * 80 / 2);
   }
 }
+
+#if HALFBYTE_CAN_LIMIT_MEMORY
+TEST(QuantizeNvfp4, TakesNoMoreMemoryThanItsOutput) {  // R99
+  constexpr int64_t kSize = 2048;
+  const std::vector<float> x(kSize * kSize, 1.5f);
+  const int64_t output = kSize * kSize / 2 + kSize * kSize / kNvfp4Block;
+  const int64_t limit = output + (int64_t{1} << 20);
+  test::ExpectWithin(
+      {.private_bytes = limit, .resident_bytes = limit + (int64_t{4} << 20), .threads = 2},
+      [&]() -> std::string {
+        ThreadPool pool(2);
+        const auto quantized = QuantizeNvfp4FromAmax(
+            Context(pool), FloatRows::Of(MatrixView<const float>{x.data(), kSize, kSize}),
+            Nvfp4Rule::kAmaxTo6);
+        return quantized ? "" : quantized.error().message;
+      });
+}
+#endif
 
 TEST(QuantizeNvfp4, RefusesWhatHasNoBlocksOrNoScale) {  // R19
   const Context context(Pool());
