@@ -271,7 +271,7 @@ TEST(Scheduler, EveryDecodingSequenceGetsATokenInEveryStep) {
 }
 
 TEST(Scheduler, ARepeatedPromptIsFoundUpToItsLastFullBlock) {
-  for (const int64_t tokens : {255, 256, 257, 511, 512, 513, 700}) {
+  for (const int64_t tokens : {1, 3, 4, 127, 128, 129, 255, 256, 257, 511, 512, 513, 700}) {
     Driver driver({.context_blocks = 20});
     std::mt19937 random(1);
     int64_t cached = 0;
