@@ -5,12 +5,12 @@
 #pragma once
 
 #include <algorithm>
+#include <sm90_wgmma.cuh>  // generated: sm90_wgmma.cmake
 
 #include "kernels/sm90_moe/sm90_decode.cuh"
 #include "kernels/sm90_moe/sm90_epilogue.cuh"
 #include "kernels/sm90_moe/sm90_gemm.h"
 #include "kernels/sm90_moe/sm90_ptx.cuh"
-#include "sm90_wgmma.cuh"
 
 namespace halfbyte::sm90 {
 
