@@ -4,6 +4,7 @@
 //   Gemm    n tokens times one matrix, cached. `GFLOP/s`, `of peak` (of what the same threads do in
 //           a loop of vpdpbusd or vdpbf16ps right before; left out where the machine lacks them).
 //   Pack    `GB/s` of stored bytes.
+// Rates are those of the median pass.
 //   packed_linear_bench --benchmark_filter=Decode
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
@@ -27,11 +28,19 @@ constexpr int64_t kIntermediate = 2048;
 constexpr int64_t kExperts = 64;
 constexpr int64_t kTopK = 6;
 constexpr int64_t kMatrixBytes = kHidden * kIntermediate * 9 / 16;
-// Panels of a piece of a parallel loop: 147 and 295 KB.
-constexpr int64_t kPiecePanels = 4;
+// Panels of a piece of a parallel loop: 0.6 or 1.2 MB from memory, as the layer has them, and less
+// from the cache.
+constexpr int64_t kDecodePanels = 32;
+constexpr int64_t kGemmPanels = 4;
 
 double Seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+double Median(std::vector<double> values) {
+  const auto middle = values.begin() + std::ssize(values) / 2;
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
 }
 
 std::vector<std::byte> RandomBytes(int64_t count, int mask) {
@@ -109,8 +118,8 @@ double TimeExperts(ThreadPool& pool, const Experts& experts, int64_t first, cons
   for (int64_t m = 3 * first; m < 3 * (first + kTopK); ++m) {
     const int64_t matrix = m % (3 * kExperts);
     const int64_t panels = experts.matrices[static_cast<size_t>(matrix)].panels();
-    for (int64_t p = 0; p < panels; p += kPiecePanels) {
-      pieces.push_back({matrix, p, std::min(p + kPiecePanels, panels)});
+    for (int64_t p = 0; p < panels; p += kDecodePanels) {
+      pieces.push_back({matrix, p, std::min(p + kDecodePanels, panels)});
     }
   }
   const double start = Seconds();
@@ -129,7 +138,7 @@ void Decode(benchmark::State& state, const PackedKernel& kernel, int threads) {
   const std::vector<std::byte> wide = Operand(kernel, 1, kHidden);
   const std::vector<std::byte> narrow = Operand(kernel, 1, kIntermediate);
   std::vector<float> y(static_cast<size_t>(kHidden));
-  double read_seconds = 0, seconds = 0;
+  std::vector<double> rates, reads, shares;
   int64_t first = 0;
   for (auto _ : state) {
     std::vector<MemorySpan> memory;
@@ -144,13 +153,14 @@ void Decode(benchmark::State& state, const PackedKernel& kernel, int threads) {
         });
     first += kTopK;
     state.SetIterationTime(product);
-    read_seconds += read;
-    seconds += product;
+    constexpr double kGigabytes = static_cast<double>(3 * kTopK * kMatrixBytes) / 1e9;
+    rates.push_back(kGigabytes / product);
+    reads.push_back(kGigabytes / read);
+    shares.push_back(read / product);
   }
-  const double bytes = static_cast<double>(state.iterations() * 3 * kTopK * kMatrixBytes) / 1e9;
-  state.counters["GB/s"] = bytes / seconds;
-  state.counters["read GB/s"] = bytes / read_seconds;
-  state.counters["of read"] = read_seconds / seconds;
+  state.counters["GB/s"] = Median(rates);
+  state.counters["read GB/s"] = Median(reads);
+  state.counters["of read"] = Median(shares);
 }
 
 // 0 where the machine lacks the instruction.
@@ -166,15 +176,16 @@ void Gemm(benchmark::State& state, const PackedKernel& kernel, int64_t tokens, i
   const std::vector<std::byte> operand = Operand(kernel, tokens, w.columns);
   std::vector<float> y(static_cast<size_t>(tokens * w.rows));
   const double peak = Peak(pool, kernel.arithmetic);
-  const double start = Seconds();
+  std::vector<double> seconds;
   for (auto _ : state) {
-    pool.ParallelFor(w.panels(), kPiecePanels, [&](int64_t begin, int64_t end) {
+    const double start = Seconds();
+    pool.ParallelFor(w.panels(), kGemmPanels, [&](int64_t begin, int64_t end) {
       PackedLinearRange(kernel, w, operand.data(), begin * kPanelRows, end * kPanelRows,
                         {y.data(), tokens, w.rows});
     });
+    seconds.push_back(Seconds() - start);
   }
-  const double rate = static_cast<double>(2 * state.iterations() * tokens * w.rows * w.columns) /
-                      (Seconds() - start);
+  const double rate = static_cast<double>(2 * tokens * w.rows * w.columns) / Median(seconds);
   state.counters["GFLOP/s"] = rate / 1e9;
   if (peak > 0) state.counters["of peak"] = rate / peak;
 }

@@ -15,6 +15,8 @@ namespace {
 // Multiply-adds that outweigh the start of a piece of a parallel loop, and pieces per thread.
 constexpr int64_t kMinPiece = 65536;
 constexpr int64_t kPiecesPerThread = 8;
+// Numbers that outweigh it where a row is made into an operand.
+constexpr int64_t kMinPrepared = 4096;
 // Output channels of a piece are a multiple of a block, so that register tiles stay whole.
 constexpr int64_t kChannelStep = 16;
 
@@ -300,7 +302,7 @@ void MoeLayer::PrepareOperands(const Block& block, MatrixView<const float> x,
   const int64_t row_bytes = OperandRowBytes(kernel.format, width);
   block.context.pool().ParallelFor(
       ws.plan.offsets().padded_rows(),
-      std::max<int64_t>(1, kMinPiece / std::max<int64_t>(1, width)),
+      std::max<int64_t>(1, kMinPrepared / std::max<int64_t>(1, width)),
       [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row) {
           const int64_t from = source_row(row);

@@ -170,6 +170,10 @@ void RunPanels(const PackedArguments& a) {
   if (a.tokens == 0) return;
   if constexpr (requires { A::kGemvTokens; }) {
     if (a.tokens <= A::kGemvTokens) {
+      // The first tiles travel together, not one after the other.
+      for (int64_t i = 0; i < A::kPrefetchBytes; i += A::kTileBytes) {
+        PrefetchTile<A>(a.w + a.panel_begin * a.tiles * A::kTileBytes + i);
+      }
       for (int64_t p = a.panel_begin; p < a.panel_end; ++p) GemvPanelOfTokens<A>(a, p);
       return;
     }
