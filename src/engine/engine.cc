@@ -133,9 +133,7 @@ class Engine::Thread {
       const auto mail = [this] {
         return closing_ || !inbox_.empty() || !cancels_.empty() || cancel_all_;
       };
-      const auto deadline = loop_->next_deadline();
-      if (!busy && deadline) work_.wait_until(lock, *deadline, mail);
-      if (!busy && !deadline) work_.wait(lock, mail);
+      if (!busy) work_.wait(lock, mail);
       inbox.swap(inbox_);
       unadmitted_ += std::ssize(inbox);
       published_.unfinished_requests += std::ssize(inbox);

@@ -84,18 +84,6 @@ int64_t EngineLoop::unadmitted() const {
   return std::ranges::count_if(live_, [](const auto& it) { return !it.second.report.scheduled; });
 }
 
-std::optional<EngineClock::time_point> EngineLoop::next_deadline() const {
-  std::optional<EngineClock::time_point> next;
-  for (const auto& [id, live] : live_) {
-    const auto consider = [&](const std::optional<EngineClock::time_point>& deadline) {
-      if (deadline && (!next || *deadline < *next)) next = deadline;
-    };
-    consider(live.request.finish_deadline);
-    if (!live.report.scheduled) consider(live.request.queue_deadline);
-  }
-  return next;
-}
-
 void EngineLoop::CancelExpired(EngineClock::time_point now) {
   std::vector<std::pair<RequestId, CancelCause>> expired;
   for (const auto& [id, live] : live_) {
@@ -122,7 +110,10 @@ Result<bool> EngineLoop::Step() {
   if (death_) return FailAll(EngineClock::now());
   CancelExpired(EngineClock::now());
   const StepPlan plan = scheduler_->Next();
-  if (plan.empty()) return false;
+  if (plan.empty()) {
+    HB_CHECK(live_.empty(), "{} requests, and none can go on", live_.size());
+    return false;
+  }
   NoteScheduled(plan, EngineClock::now());
   const auto logits = executor_->Run(plan);
   const EngineClock::time_point now = EngineClock::now();

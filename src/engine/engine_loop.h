@@ -33,14 +33,13 @@ class EngineLoop {
   void Cancel(RequestId id, CancelCause cause);
   void CancelAll(CancelCause cause);
 
-  // One step, deadlines first. False if there was nothing to do. Error: the executor failed, now or
+  // One step, deadlines first. False if no request is left. Error: the executor failed, now or
   // before; all requests have ended with that.
   Result<bool> Step();
 
   // Of requests that have not ended.
   int64_t unfinished() const { return std::ssize(live_); }
   int64_t unadmitted() const;
-  std::optional<EngineClock::time_point> next_deadline() const;
 
   const ExecutorLimits& limits() const { return executor_->limits(); }
   SchedulerCounts counts() const { return scheduler_->Counts(); }

@@ -182,15 +182,6 @@ TEST(EngineThreads, ADeadExecutorIsToldToEverybody) {
   EXPECT_TRUE(engine->Statistics().dead);
 }
 
-TEST(EngineThreads, ADeadlineWakesAnIdleEngine) {
-  // Nothing can run: the only sequence slot waits at the gate of its first step.
-  const auto engine = Start({.limits = FakeLimits(1, 4), .script = CountUp});
-  Request request = IdsRequest({5}, 900);
-  request.finish_deadline = EngineClock::now();
-  ASSERT_TRUE(engine->Submit(request));
-  EXPECT_EQ(WaitFor(request).at(0).finish->cancelled, CancelCause::kRequestTimeout);
-}
-
 TEST(Mailbox, WakesWhenItStopsBeingEmpty) {
   int wakes = 0;
   Mailbox mailbox([&] { ++wakes; });

@@ -470,7 +470,7 @@ TEST(KvCache, AThousandRandomLivesLeaveNoTraceAndNeverMixRows) {  // MDL-08
   {
     std::list<MarkedSequence> alive;
     std::list<Kept> kept;
-    int grown = 0, snapshots = 0, continued = 0, refused = 0;
+    int grown = 0, snapshots = 0, continued = 0, forked = 0, refused = 0;
     const auto pick = [&](auto& list) {
       return std::next(list.begin(), static_cast<int64_t>(random() % list.size()));
     };
@@ -510,6 +510,16 @@ TEST(KvCache, AThousandRandomLivesLeaveNoTraceAndNeverMixRows) {  // MDL-08
           alive.back().ExpectIntact();
           ++continued;
         }
+      } else if (what < 92 && !alive.empty()) {
+        MarkedSequence& one = *pick(alive);
+        std::vector<PageCopy> copies;
+        auto fork = cache->pages().Fork(one.sequence(), copies);
+        ASSERT_EQ(copies.empty(), !fork.has_value());
+        for (const PageCopy& copy : copies) cache->memory().Copy(copy);
+        if (fork) {
+          alive.emplace_back(*cache, *std::move(fork), one.hashes());
+          ++forked;
+        }
       } else if (what < 96 && !alive.empty()) {
         const auto one = pick(alive);
         one->ExpectIntact();
@@ -523,9 +533,36 @@ TEST(KvCache, AThousandRandomLivesLeaveNoTraceAndNeverMixRows) {  // MDL-08
     EXPECT_GT(grown, 500);
     EXPECT_GT(snapshots, 50);
     EXPECT_GT(continued, 30);
+    EXPECT_GT(forked, 10);
     EXPECT_GT(refused, 10);
   }
   EXPECT_EQ(FreeCounts(*cache), start);
+}
+
+TEST(KvPages, AForkSharesFullPagesAndCopiesTheOthers) {
+  const KvPoolSizes sizes{4, 16, 3, 0};
+  KvPages pages(sizes, /*window=*/128);
+  {
+    Sequence one = *pages.NewSequence();
+    for (int64_t i = 0; i < 5; ++i) {
+      ASSERT_TRUE(pages.Reserve(one, 60));
+      pages.Advance(one, 60);
+    }
+    const KvPoolSizes before = pages.free();
+    std::vector<PageCopy> copies;
+    const Sequence fork = *pages.Fork(one, copies);
+    EXPECT_EQ(fork.position(), 300);
+    EXPECT_EQ(fork.pages().context_blocks[0], one.pages().context_blocks[0]);
+    EXPECT_NE(fork.pages().context_blocks[1], one.pages().context_blocks[1]);
+    EXPECT_EQ(copies.size(), 3u);
+    EXPECT_EQ(pages.free(), (KvPoolSizes{before.context_blocks - 1, before.window_pages - 1,
+                                         before.state_slots - 1, 0}));
+    const Sequence third = *pages.Fork(one, copies);
+    copies.clear();
+    EXPECT_FALSE(pages.Fork(one, copies));  // neither a block nor a slot is left
+    EXPECT_TRUE(copies.empty());
+  }
+  EXPECT_EQ(pages.free(), sizes);
 }
 
 TEST(KvCacheDeathTest, AdvancingBeyondTheReservedPagesAborts) {
