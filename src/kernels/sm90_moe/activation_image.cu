@@ -22,43 +22,60 @@ __device__ AtomPlace PlaceOf(const ImageRows& rows, int64_t atom, int64_t k) {
 }
 __device__ int64_t PieceOffset(int row, int piece) { return row * 128 + (piece ^ row) * 16; }
 
-// blockIdx.x: atom; blockIdx.y: every gridDim.y-th part of the groups. A thread writes 16-byte
-// pieces: piece c holds, for t = 0..3, columns 16 t + 2 c and the next one (KPosition).
-__global__ void __launch_bounds__(kThreads) Gather(const GatherArguments arguments) {
-  constexpr int kGroupsAtOnce = kThreads / (kPieces * static_cast<int>(kAtomRows));
-  const int64_t atom = blockIdx.x;
-  WaitForPrevious();
-  LetNextStart();
-  if (atom * kAtomRows >= *arguments.rows.row_count) return;
+constexpr int kGatherThreads = 128;
+constexpr int kSlotsAtOnce = 32;
+
+// blockIdx.x: token, which is read once and written to the images of all its slots; blockIdx.y:
+// every gridDim.y-th part of the groups. A thread writes 16-byte pieces: piece c holds, for
+// t = 0..3, columns 16 t + 2 c and the next one (KPosition).
+__global__ void __launch_bounds__(kGatherThreads) Gather(const GatherArguments arguments) {
+  constexpr int kGroupsAtOnce = kGatherThreads / kPieces;
+  __shared__ uint8_t*
+      row_images[kSlotsAtOnce];              // of the first group, before the swizzle; null: none
+  __shared__ int64_t strides[kSlotsAtOnce];  // from group to group
+  __shared__ int swizzles[kSlotsAtOnce];     // row within its atom
+  const int64_t token = blockIdx.x;
   const int piece = threadIdx.x % kPieces;
-  const int row = threadIdx.x / kPieces % kAtomRows;
-  const int32_t slot = arguments.rows.slot_of_row[atom * kAtomRows + row];
-  if (slot < 0) return;
-  const int64_t token = slot / arguments.top_k;
-  if (blockIdx.y == 0 && threadIdx.x < kPieces * kAtomRows && piece == 0) {
-    const int64_t at = atom * kAtomRows + row;
-    if (arguments.token_scales != nullptr) {
-      arguments.row_scales[at] = arguments.token_scales[token];
-    }
-    if (arguments.slot_weights != nullptr) {
-      arguments.row_weights[at] = arguments.slot_weights[slot];
-    }
-  }
-  const AtomPlace place = PlaceOf(arguments.rows, atom, arguments.k);
   const auto* x = reinterpret_cast<const uint32_t*>(arguments.x + token * arguments.k);
   const int64_t groups = PaddedK(arguments.k) / kGroupK;
-  uint8_t* image = arguments.image + place.offset + PieceOffset(row, piece);
-#pragma unroll 4
-  for (int64_t group = blockIdx.y * kGroupsAtOnce + threadIdx.x / (kPieces * kAtomRows);
-       group < groups; group += gridDim.y * kGroupsAtOnce) {
-    uint32_t word[4];
-#pragma unroll
-    for (int t = 0; t < 4; ++t) {
-      const int64_t column = group * kGroupK + 16 * t + 2 * piece;
-      word[t] = column < arguments.k ? x[column / 2] : 0;
+  WaitForPrevious();
+  LetNextStart();
+  for (int64_t first = 0; first < arguments.top_k; first += kSlotsAtOnce) {
+    const auto count = static_cast<int>(min(arguments.top_k - first, int64_t{kSlotsAtOnce}));
+    __syncthreads();  // of the last slots everything has been read
+    if (static_cast<int>(threadIdx.x) < count) {
+      const int64_t slot = token * arguments.top_k + first + threadIdx.x;
+      const int32_t at = arguments.row_of_slot[slot];
+      row_images[threadIdx.x] = nullptr;
+      if (at >= 0) {
+        const AtomPlace place = PlaceOf(arguments.rows, at / kAtomRows, arguments.k);
+        const auto row = static_cast<int>(at % kAtomRows);
+        row_images[threadIdx.x] = arguments.image + place.offset + row * 128;
+        strides[threadIdx.x] = place.group_stride;
+        swizzles[threadIdx.x] = row;
+        if (blockIdx.y == 0 && arguments.token_scales != nullptr) {
+          arguments.row_scales[at] = arguments.token_scales[token];
+        }
+        if (blockIdx.y == 0 && arguments.slot_weights != nullptr) {
+          arguments.row_weights[at] = arguments.slot_weights[slot];
+        }
+      }
     }
-    *reinterpret_cast<uint4*>(image + group * place.group_stride) =
-        make_uint4(word[0], word[1], word[2], word[3]);
+    __syncthreads();
+    for (int64_t group = blockIdx.y * kGroupsAtOnce + threadIdx.x / kPieces; group < groups;
+         group += gridDim.y * kGroupsAtOnce) {
+      uint32_t word[4];
+#pragma unroll
+      for (int t = 0; t < 4; ++t) {
+        const int64_t column = group * kGroupK + 16 * t + 2 * piece;
+        word[t] = column < arguments.k ? x[column / 2] : 0;
+      }
+      for (int i = 0; i < count; ++i) {
+        if (row_images[i] == nullptr) continue;
+        *reinterpret_cast<uint4*>(row_images[i] + group * strides[i] + (piece ^ swizzles[i]) * 16) =
+            make_uint4(word[0], word[1], word[2], word[3]);
+      }
+    }
   }
 }
 
@@ -103,7 +120,8 @@ __device__ float AtomRowAmax(const uint8_t* image, const AtomPlace& place, int64
   return __uint_as_float(all);
 }
 
-// A block for an atom; a lane for a row and one of the four NVFP4 blocks of a group.
+// A block for an atom, or with a static scale several, each for every gridDim.y-th group; a lane
+// for a row and one of the four NVFP4 blocks of a group.
 __global__ void __launch_bounds__(kThreads) Requantize(const RequantizeArguments arguments) {
   const int t = threadIdx.x % 4, row = threadIdx.x % 32 / 4;
   WaitForPrevious();
@@ -120,8 +138,8 @@ __global__ void __launch_bounds__(kThreads) Requantize(const RequantizeArguments
           GlobalScale::FromAmax(AtomRowAmax(arguments.image, place, arguments.k, row, t, real));
       if (threadIdx.x < 32 && t == 0 && real) arguments.row_scales[at] = global.value();
     }
-    for (int64_t group = threadIdx.x / 32; group * kGroupK + 16 * t < arguments.k && real;
-         group += kWarps) {
+    for (int64_t group = blockIdx.y * kWarps + threadIdx.x / 32;
+         group * kGroupK + 16 * t < arguments.k && real; group += gridDim.y * kWarps) {
       uint8_t* bytes = arguments.image + place.offset + group * place.group_stride;
       float x[kNvfp4Block];
       LoadBlock(bytes, row, t, x);
@@ -135,21 +153,24 @@ __global__ void __launch_bounds__(kThreads) Requantize(const RequantizeArguments
 }  // namespace
 
 cudaError_t LaunchGather(const GatherArguments& arguments, cudaStream_t stream) {
-  const int64_t atoms = arguments.rows.max_rows / kAtomRows;
-  if (atoms == 0) return cudaSuccess;
-  // Few atoms: several blocks each, so that the device has enough to do.
-  const int64_t groups = PaddedK(arguments.k) / kGroupK;
-  int64_t parts = kFullGrid / atoms;
-  parts = parts < 1 ? 1 : parts > groups / 4 ? groups / 4 : parts;
-  const dim3 grid(static_cast<unsigned>(atoms), static_cast<unsigned>(parts));
-  return LaunchDependent(Gather, {grid, kThreads}, stream, arguments);
+  if (arguments.tokens == 0) return cudaSuccess;
+  // Few tokens: several blocks each, so that the device has enough to do.
+  const int64_t steps = PaddedK(arguments.k) / kGroupK / (kGatherThreads / kPieces);
+  const int64_t room = CeilDiv(2 * kFullGrid, arguments.tokens);
+  const int64_t parts = room < steps ? room : steps < 1 ? 1 : steps;
+  const dim3 grid(static_cast<unsigned>(arguments.tokens), static_cast<unsigned>(parts));
+  return LaunchDependent(Gather, {grid, kGatherThreads}, stream, arguments);
 }
 
 cudaError_t LaunchRequantize(const RequantizeArguments& arguments, cudaStream_t stream) {
   const int64_t atoms = arguments.rows.max_rows / kAtomRows;
   if (atoms == 0) return cudaSuccess;
-  const int64_t grid = atoms < kFullGrid ? atoms : kFullGrid;
-  return LaunchDependent(Requantize, {static_cast<unsigned>(grid), kThreads}, stream, arguments);
+  const int64_t blocks = atoms < kFullGrid ? atoms : kFullGrid;
+  const int64_t steps = CeilDiv(CeilDiv(arguments.k, kGroupK), kWarps);
+  const int64_t room = arguments.static_scale > 0 ? kFullGrid / blocks : 1;
+  const dim3 grid(static_cast<unsigned>(blocks),
+                  static_cast<unsigned>(room < steps ? room : steps));
+  return LaunchDependent(Requantize, {grid, kThreads}, stream, arguments);
 }
 
 }  // namespace halfbyte::sm90

@@ -23,6 +23,8 @@ struct ImageRows {
 
 struct GatherArguments {
   ImageRows rows;
+  const int32_t* row_of_slot = nullptr;  // -1: none
+  int64_t tokens = 0;
   const Bf16* x = nullptr;              // [tokens, k], 16-byte aligned
   int64_t k = 0;                        // a multiple of 16
   int64_t top_k = 0;                    // slot s belongs to token s / top_k

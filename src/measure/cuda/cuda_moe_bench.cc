@@ -28,11 +28,19 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kRoutings = 16;  // of a row
-constexpr int kRuns = 15;      // of kRoutings steps each, with pauses
+// A time is the median over runs of some steps back to back: as many as fit into kRunSeconds, each
+// run after a pause of kPauseShare times its length, so that the board is cool.
+constexpr int kRuns = 15;
+constexpr double kRunSeconds = 0.02;
+constexpr size_t kMinRunSteps = 4;
+constexpr double kPauseShare = 5;
 constexpr int64_t kMaxReadBytes = int64_t{4} << 30;
-constexpr auto kPause = std::chrono::milliseconds(20);
 constexpr double kSteadySeconds = 0.8;  // of which the second half counts
 constexpr float kSwigluLimit = 10;
+
+void Pause(double seconds) {
+  std::this_thread::sleep_for(std::chrono::duration<double>(std::max(seconds, 0.005)));
+}
 
 double Median(std::vector<double> values) {
   const auto middle = values.begin() + std::ssize(values) / 2;
@@ -70,7 +78,7 @@ class GpuBench {
 
  private:
   Result<Step> MakeStep(const CudaMoeLayer& layer, int64_t tokens);
-  Result<double> RunSeconds(const std::vector<Step>& steps, CudaGraph Step::*graph) const;
+  Result<double> RunSeconds(std::span<const Step> steps, CudaGraph Step::*graph) const;
   Result<double> MedianRun(const std::vector<Step>& steps, CudaGraph Step::*graph) const;
   Result<double> SteadyRun(const std::vector<Step>& steps) const;
   Status MeasureParts(const std::vector<Step>& steps, MoeBenchRow& row) const;
@@ -186,7 +194,7 @@ Result<Step> GpuBench::MakeStep(const CudaMoeLayer& layer, int64_t tokens) {
 }
 
 // Of one step, when all are run once back to back.
-Result<double> GpuBench::RunSeconds(const std::vector<Step>& steps, CudaGraph Step::*graph) const {
+Result<double> GpuBench::RunSeconds(std::span<const Step> steps, CudaGraph Step::*graph) const {
   HB_RETURN_IF_ERROR(start_.Record(stream_));
   for (const Step& step : steps) HB_RETURN_IF_ERROR((step.*graph).Launch(stream_));
   HB_RETURN_IF_ERROR(end_.Record(stream_));
@@ -195,11 +203,15 @@ Result<double> GpuBench::RunSeconds(const std::vector<Step>& steps, CudaGraph St
 }
 
 Result<double> GpuBench::MedianRun(const std::vector<Step>& steps, CudaGraph Step::*graph) const {
-  HB_ASSIGN_OR_RETURN([[maybe_unused]] const double warm, RunSeconds(steps, graph));
+  HB_ASSIGN_OR_RETURN(const double first, RunSeconds(steps, graph));
+  const size_t count =
+      std::clamp(static_cast<size_t>(kRunSeconds / first), kMinRunSteps, steps.size());
   std::vector<double> seconds;
-  for (int i = 0; i < kRuns; ++i) {
-    std::this_thread::sleep_for(kPause);
-    HB_ASSIGN_OR_RETURN(const double run, RunSeconds(steps, graph));
+  for (size_t i = 0; i < kRuns; ++i) {
+    Pause(kPauseShare * first * static_cast<double>(count));
+    const size_t begin = i * count % (steps.size() - count + 1);
+    HB_ASSIGN_OR_RETURN(const double run,
+                        RunSeconds(std::span(steps).subspan(begin, count), graph));
     seconds.push_back(run);
   }
   return Median(seconds);
@@ -252,7 +264,7 @@ Result<MoeBenchRow> GpuBench::MeasureRow(const CudaMoeLayer& layer, int64_t toke
   HB_ASSIGN_OR_RETURN(const double seconds, MedianRun(steps, &Step::layer));
   HB_RETURN_IF_ERROR(MeasureParts(steps, row));
   HB_ASSIGN_OR_RETURN(const double steady, SteadyRun(steps));
-  std::this_thread::sleep_for(5 * kPause);
+  Pause(kSteadySeconds);
   HB_RETURN_IF_ERROR(MeasureLimits());
   row.route_us = route * 1e6;
   row.layer_us = seconds * 1e6;

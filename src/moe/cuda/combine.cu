@@ -6,6 +6,7 @@ namespace halfbyte {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kAtOnce = 8;
 
 // A thread for four columns of a token.
 __global__ void __launch_bounds__(kThreads) Combine(const CombineArguments arguments) {
@@ -16,17 +17,28 @@ __global__ void __launch_bounds__(kThreads) Combine(const CombineArguments argum
   if (quad >= quads) return;
   const auto* values = reinterpret_cast<const float4*>(arguments.slot_values);
   float4 sum = make_float4(0, 0, 0, 0);
-#pragma unroll 4
-  for (int64_t j = 0; j < arguments.top_k; ++j) {
-    const int64_t slot = token * arguments.top_k + j;
-    const int64_t row = arguments.row_of_slot[slot];
-    if (row < 0) continue;
-    const float4 value = values[row * quads + quad];
-    const float weight = arguments.slot_weights != nullptr ? arguments.slot_weights[slot] : 1.0f;
-    sum.x = __fmaf_rn(weight, value.x, sum.x);
-    sum.y = __fmaf_rn(weight, value.y, sum.y);
-    sum.z = __fmaf_rn(weight, value.z, sum.z);
-    sum.w = __fmaf_rn(weight, value.w, sum.w);
+  // Some at a time, so that their loads are on the way together; added one by one.
+  for (int64_t first = 0; first < arguments.top_k; first += kAtOnce) {
+    float4 value[kAtOnce];
+    float weight[kAtOnce];
+    bool present[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int64_t slot = token * arguments.top_k + first + i;
+      const bool inside = first + i < arguments.top_k;
+      const int64_t row = inside ? arguments.row_of_slot[slot] : -1;
+      present[i] = row >= 0;
+      value[i] = present[i] ? __ldcs(values + row * quads + quad) : make_float4(0, 0, 0, 0);
+      weight[i] = inside && arguments.slot_weights != nullptr ? arguments.slot_weights[slot] : 1.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (!present[i]) continue;
+      sum.x = __fmaf_rn(weight[i], value[i].x, sum.x);
+      sum.y = __fmaf_rn(weight[i], value[i].y, sum.y);
+      sum.z = __fmaf_rn(weight[i], value[i].z, sum.z);
+      sum.w = __fmaf_rn(weight[i], value[i].w, sum.w);
+    }
   }
   sum.x *= arguments.output_scale;
   sum.y *= arguments.output_scale;

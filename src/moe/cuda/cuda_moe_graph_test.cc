@@ -86,6 +86,41 @@ TEST_F(CudaMoeBits, RanksComputeTheirExpertsAndNothingElse) {  // R50, R51, R54,
   }
 }
 
+TEST_F(CudaMoeBits, ARankWithoutExpertsWritesZeros) {  // R51
+  const TestShape shape{64, 32, 3, 20, 2};
+  const TestLayer layer(shape, WeightFormat::kNvfp4, 10);
+  const auto placement = ExpertPlacement::Balanced(3, 4, 3);
+  ASSERT_TRUE(placement.has_value());
+  ASSERT_EQ(placement->local_experts(), 0);
+  for (const MoeParams& params : AllParams(layer)) {
+    EXPECT_EQ(Run(Layer(layer, params, &*placement), TestInput(shape, 11)),
+              std::vector<float>(20 * 64));
+  }
+}
+
+TEST_F(CudaMoeBits, OffsetsOfMoreThan31BitsAreComputedInMore) {  // R48
+  const TestShape few{4096, 16, 2, 64, 8}, many{4096, 16, 2, 70000, 8};
+  ASSERT_GT(many.tokens * many.top_k * many.hidden, int64_t{1} << 31);
+  const TestLayer layer(few, WeightFormat::kNvfp4, 12);
+  TestInput input({few.hidden, few.intermediate, 8, few.tokens, few.top_k}, 13);
+  input.shape = few;
+  for (int32_t& id : input.ids) id %= 2;
+  std::vector<int64_t> again;  // the same tokens over and over
+  for (int64_t t = 0; t < many.tokens; ++t) again.push_back(t % few.tokens);
+  for (const MoeParams& params : AllParams(layer)) {
+    const CudaMoeLayer on_gpu = Layer(layer, params);
+    const std::vector<float> once = Run(on_gpu, input);
+    DeviceCall call(input.Select(again));
+    const auto workspace = CudaMoeWorkspace::Create({many.tokens, 8, 2, 4096, 16});
+    ASSERT_TRUE(workspace.has_value()) << workspace.error().message;
+    ASSERT_TRUE(Finish(on_gpu.Run(stream.get(), call.call, *workspace)));
+    const std::vector<float> out = call.ReadOut();
+    for (size_t t = 0; t < again.size(); ++t) {
+      ASSERT_EQ(std::memcmp(&out[t * 4096], &once[t % 64 * 4096], 4096 * sizeof(float)), 0) << t;
+    }
+  }
+}
+
 TEST_F(CudaMoeBits, LayersShareAWorkspace) {  // R94
   const TestShape wide{512, 256, 8, 60, 3}, narrow{128, 64, 5, 60, 2};
   const TestLayer first(wide, WeightFormat::kNvfp4, 6), second(narrow, WeightFormat::kNvfp4, 7);

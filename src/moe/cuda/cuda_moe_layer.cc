@@ -225,6 +225,8 @@ cudaError_t CudaMoeLayer::GateUp(cudaStream_t stream, const CudaMoeCall& call,
   const bool weigh = params_.placement == RoutingWeightPlacement::kBeforeDown;
   const cudaError_t error =
       sm90::LaunchGather({.rows = Rows(call, workspace),
+                          .row_of_slot = layout.plan.row_of_slot,
+                          .tokens = call.tokens,
                           .x = quantized ? layout.decoded : call.hidden,
                           .k = params_.hidden,
                           .top_k = call.top_k,

@@ -66,10 +66,17 @@ __device__ Sizes SizesOfExpert(const TokenPlanArguments& arguments, int32_t rows
   return {sm90::AtomsOfExpert(rows), wide, tiles - wide};
 }
 
+// The first so many warps of this block have slots.
+__device__ int WarpsWithSlots(const TokenPlanArguments& arguments) {
+  const int64_t slots = arguments.slots - blockIdx.x * kPlanChunkSlots;
+  const int64_t warps = (slots + kSlotsPerWarp - 1) / kSlotsPerWarp;
+  return static_cast<int>(warps < kWarps ? warps : kWarps);
+}
+
 // Turns the warps' counts into their first positions within the expert, and fills rows.
 __device__ void ScanWarps(const TokenPlanArguments& arguments, const int32_t* counts,
                           const Shared& shared) {
-  const int experts = arguments.local_experts;
+  const int experts = arguments.local_experts, warps = WarpsWithSlots(arguments);
   for (int e = threadIdx.x; e < experts; e += kThreads) {
     int32_t before = 0, total = 0;
     if (gridDim.x > 1) {
@@ -82,10 +89,12 @@ __device__ void ScanWarps(const TokenPlanArguments& arguments, const int32_t* co
     }
     int32_t count[kWarps];
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) count[w] = shared.positions[w * experts + e];
+    for (int w = 0; w < kWarps; ++w) {
+      count[w] = w < warps ? shared.positions[w * experts + e] : 0;
+    }
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
-      shared.positions[w * experts + e] = before;
+      if (w < warps) shared.positions[w * experts + e] = before;
       before += count[w];
     }
     shared.rows[e] = gridDim.x > 1 ? total : before;
@@ -176,10 +185,11 @@ __global__ void __launch_bounds__(kThreads)
                       memory + (kWarps + 2) * experts, memory + (kWarps + 3) * experts};
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t first = blockIdx.x * kPlanChunkSlots + warp * kSlotsPerWarp + lane;
-  for (int i = threadIdx.x; i < kWarps * experts; i += kThreads) shared.positions[i] = 0;
   int32_t expert[kSteps];
 #pragma unroll
   for (int i = 0; i < kSteps; ++i) expert[i] = LocalExpertOf(arguments, first + 32 * i);
+  const int warps = WarpsWithSlots(arguments);
+  for (int i = threadIdx.x; i < warps * experts; i += kThreads) shared.positions[i] = 0;
   __syncthreads();
   int32_t* positions = shared.positions + warp * experts;
 #pragma unroll
@@ -216,6 +226,50 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// All of it for up to 32 slots, in one warp: lane i has slot i, and the first slot of an expert
+// speaks for the expert.
+__global__ void __launch_bounds__(32)
+    PlanFewSlots(const TokenPlanArguments arguments, const TokenPlan plan) {
+  const int lane = threadIdx.x;
+  const int32_t e = LocalExpertOf(arguments, lane);
+  const unsigned same = __match_any_sync(kAllLanes, e);
+  const int32_t position = __popc(same & ((1u << lane) - 1));
+  const bool speaks = e >= 0 && position == 0;
+  const int32_t rows = __popc(same);
+  const Sizes own = speaks ? SizesOfExpert(arguments, rows) : Sizes{0, 0, 0};
+  const uint64_t packed = Pack(own);
+  uint64_t before = 0, total = 0;  // of the experts below this one, and of all
+  for (int i = 0; i < 32; ++i) {
+    const uint64_t other = __shfl_sync(kAllLanes, packed, i);
+    total += other;
+    if (__shfl_sync(kAllLanes, e, i) < e) before += other;
+  }
+  const Sizes first = Unpack(before), all = Unpack(total);
+  LetNextStart();
+  const int32_t first_row = first.atoms * kTileStep;
+  if (lane < arguments.slots) {
+    plan.row_of_slot[lane] = e >= 0 ? first_row + position : -1;
+    if (e >= 0) plan.slot_of_row[first_row + position] = lane;
+  }
+  const int32_t tiles = own.wide + own.narrow;
+  for (int32_t i = 0; i < tiles; ++i) {
+    const sm90::TokenTile tile = sm90::TileOfExpert(e, first_row, rows, i, tiles);
+    const int32_t index = i < own.wide ? first.wide + i : all.wide + first.narrow + i - own.wide;
+    plan.tiles[index] = tile;
+    for (int32_t atom = 0; atom < tile.rows / kTileStep; ++atom) {
+      plan.tile_of_atom[tile.row_begin / kTileStep + atom] = index;
+    }
+  }
+  for (int32_t row = rows; speaks && row < own.atoms * kTileStep; ++row) {
+    plan.slot_of_row[first_row + row] = -1;
+  }
+  if (lane == 0) {
+    plan.tile_count[0] = all.wide + all.narrow;
+    plan.tile_count[1] = all.wide;
+    *plan.row_count = all.atoms * kTileStep;
+  }
+}
+
 int PlanSharedBytes(int64_t experts) {
   return static_cast<int>((kWarps + 4) * experts * int64_t{sizeof(int32_t)});
 }
@@ -229,6 +283,10 @@ cudaError_t PrepareTokenPlan() {
 
 cudaError_t LaunchTokenPlan(const TokenPlanArguments& arguments, const TokenPlan& plan,
                             cudaStream_t stream) {
+  if (arguments.slots <= 32) {
+    PlanFewSlots<<<1, 32, 0, stream>>>(arguments, plan);
+    return cudaGetLastError();
+  }
   const auto chunks = static_cast<unsigned>(PlanChunks(arguments.slots));
   if (chunks > 1) {
     const auto bytes = static_cast<size_t>(arguments.local_experts) * sizeof(int32_t);
