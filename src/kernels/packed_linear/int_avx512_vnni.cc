@@ -19,7 +19,7 @@ template <int planes>
 struct IntVnni : IntPackedTile<planes> {
   using Tile = IntPackedTile<planes>;
   using Tile::kBias, Tile::kCodeBytes, Tile::kScale, Tile::kTileBytes;
-  static constexpr int64_t kPrefetchBytes = 94 * 64;
+  static constexpr int64_t kPrefetchBytes = (planes == 1 ? 94 : 108) * 64;
   static constexpr int kGemvTokens = 4;
   static constexpr int64_t kStripTiles = 8;
   static constexpr int64_t kChunkTokens = 128;
