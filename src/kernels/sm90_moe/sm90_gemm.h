@@ -37,12 +37,13 @@ constexpr int32_t MaxTileRows(GemmVariant variant) {
 constexpr int32_t WideTileRows(GemmVariant variant) {
   return variant == GemmVariant::kPrefill ? 112 : 0;
 }
-// For `slots` rows that spread evenly over `experts`: room for the unevenness of uniform routing.
+// For `slots` rows over `experts`, where uniform routing and the times of docs/performance.md make
+// the next wider variant the faster one.
 constexpr GemmVariant GemmVariantFor(int64_t slots, int64_t experts) {
   const int64_t mean = CeilDiv(slots, experts < 1 ? 1 : experts);
   return mean <= 24    ? GemmVariant::kDecode
-         : mean <= 52  ? GemmVariant::kMiddle
-         : mean <= 100 ? GemmVariant::kWide
+         : mean <= 60  ? GemmVariant::kMiddle
+         : mean <= 128 ? GemmVariant::kWide
                        : GemmVariant::kPrefill;
 }
 
