@@ -97,7 +97,8 @@ enum {
 
 typedef struct halfbyte_moe_options {
   uint64_t struct_size;
-  // "w4a16" (NULL: this): activations as given, exact weights, fp32 sums. "w4a4": activations
+  // "w4a16" (NULL: this): activations as given (bf16; those below 1/127 of the largest of their 16
+  // lose bits before 4-bit weights), exact weights, fp32 sums. "w4a4": activations
   // quantized to NVFP4 before both products; NVFP4 and MXFP4 weights only. "w4a8": activations
   // quantized to int8, a scale for every 16; the same weights. "ref": as w4a16 with fp64 sums,
   // slow, the judge.
