@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "base/thread_pool.h"
 #include "engine/executor.h"
 #include "engine/output.h"
 #include "engine/request.h"
@@ -32,6 +33,8 @@ struct EngineOptions {
   std::vector<int32_t> eos_ids;       // the model's end tokens: they end a text and give none
   // Report log-probabilities after masks, biases and penalties instead of the model's own.
   bool processed_logprobs = false;
+  // Draws the tokens of a step side by side; must outlive the engine. Null: one after another.
+  ThreadPool* pool = nullptr;
 };
 
 enum class RefusalReason {

@@ -116,19 +116,23 @@ Result<bool> EngineLoop::Step() {
   }
   NoteScheduled(plan, EngineClock::now());
   const auto logits = executor_->Run(plan);
-  const EngineClock::time_point now = EngineClock::now();
   if (!logits) {
     death_ = logits.error();
-    return FailAll(now);
+    return FailAll(EngineClock::now());
   }
+  const auto all_draws = DrawAll(plan, *logits);
+  const EngineClock::time_point now = EngineClock::now();
   ++steps_;
   StepResult result;
   StepReport report{.tokens = plan.tokens()};
   int64_t row = 0;
+  std::span draws(all_draws);
   for (const PlanItem& item : plan.items) {
     const MatrixView<const float> rows{logits->row(row), item.logits_rows(), logits->columns};
-    HandleItem(item, rows, now, result, report);
+    const size_t count = item.drawing_choices.size();
+    HandleItem(item, rows, draws.first(count), now, result, report);
     row += item.logits_rows();
+    draws = draws.subspan(count);
   }
   scheduler_->Advance(result);
   for (const RequestId id : std::exchange(ended_, {})) {
@@ -160,18 +164,52 @@ void EngineLoop::NoteScheduled(const StepPlan& plan, EngineClock::time_point now
   }
 }
 
+// One draw for each drawing choice, in the order of the plan. Choices know nothing of each other,
+// so they may draw side by side.
+std::vector<Result<ChoiceSampler::Draw>> EngineLoop::DrawAll(const StepPlan& plan,
+                                                             MatrixView<const float> logits) {
+  struct Job {
+    Choice* choice;
+    std::span<const float> row;
+  };
+  std::vector<Job> jobs;
+  int64_t row = 0;
+  for (const PlanItem& item : plan.items) {
+    row += item.logits_rows();
+    Live& live = live_.at(item.sequence.request);
+    for (const int32_t choice : item.drawing_choices) {
+      jobs.push_back({live.choices[static_cast<size_t>(choice)].get(),
+                      {logits.row(row - 1), static_cast<size_t>(logits.columns)}});
+    }
+  }
+  std::vector<Result<ChoiceSampler::Draw>> draws(jobs.size());
+  const auto draw = [&](int64_t begin, int64_t end) {
+    for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
+      Choice& choice = *jobs[i].choice;
+      draws[i] = choice.sampler.Next(jobs[i].row, choice.output.in_reasoning());
+    }
+  };
+  if (options_.pool != nullptr) {
+    options_.pool->ParallelFor(std::ssize(jobs), /*grain=*/1, draw);
+  } else {
+    draw(0, std::ssize(jobs));
+  }
+  return draws;
+}
+
 void EngineLoop::HandleItem(const PlanItem& item, MatrixView<const float> rows,
+                            std::span<const Result<ChoiceSampler::Draw>> draws,
                             EngineClock::time_point now, StepResult& result, StepReport& report) {
   const RequestId id = item.sequence.request;
   Live& live = live_.at(id);
   const std::optional<Finish> failure = TellPrompt(live, item, rows, now);
-  for (const int32_t choice : item.drawing_choices) {
+  for (size_t i = 0; i < draws.size(); ++i) {
+    const SequenceId choice{id, item.drawing_choices[i]};
     if (failure) {
-      result.push_back({.sequence = {id, choice}, .finished = true});
-      continue;
+      result.push_back({.sequence = choice, .finished = true});
+    } else {
+      result.push_back(TakeDraw(live, choice, draws[i], now, report));
     }
-    const std::span<const float> last(rows.row(rows.rows - 1), static_cast<size_t>(rows.columns));
-    result.push_back(DrawOne(live, {id, choice}, last, now, report));
   }
   const bool scored =
       live.request.max_tokens == 0 &&
@@ -217,17 +255,16 @@ std::optional<Finish> EngineLoop::TellPrompt(Live& live, const PlanItem& item,
   return std::nullopt;
 }
 
-DrawnToken EngineLoop::DrawOne(Live& live, SequenceId id, std::span<const float> row,
-                               EngineClock::time_point now, StepReport& report) {
+DrawnToken EngineLoop::TakeDraw(Live& live, SequenceId id, const Result<ChoiceSampler::Draw>& draw,
+                                EngineClock::time_point now, StepReport& report) {
   Choice& choice = *live.choices[static_cast<size_t>(id.choice)];
   DrawnToken drawn{.sequence = id};
   OutputEvent event{.choice = live.request.first_choice + id.choice};
-  auto draw = choice.sampler.Next(row, choice.output.in_reasoning());
   if (!draw) {
     choice.output.End(Failed("nonfinite_logits", draw.error().message), event);
   } else {
     drawn.token = draw->token;
-    choice.output.Add(draw->token, std::move(draw->logprobs), event);
+    choice.output.Add(draw->token, draw->logprobs, event);
     ++report.drawn;
     if (choice.last_token) report.token_gaps.push_back(now - *choice.last_token);
     choice.last_token = now;

@@ -80,12 +80,15 @@ class EngineLoop {
   tl::unexpected<Error> FailAll(EngineClock::time_point now);
   void CancelExpired(EngineClock::time_point now);
   void NoteScheduled(const StepPlan& plan, EngineClock::time_point now);
-  void HandleItem(const PlanItem& item, MatrixView<const float> rows, EngineClock::time_point now,
+  std::vector<Result<ChoiceSampler::Draw>> DrawAll(const StepPlan& plan,
+                                                   MatrixView<const float> logits);
+  void HandleItem(const PlanItem& item, MatrixView<const float> rows,
+                  std::span<const Result<ChoiceSampler::Draw>> draws, EngineClock::time_point now,
                   StepResult& result, StepReport& report);
   std::optional<Finish> TellPrompt(Live& live, const PlanItem& item, MatrixView<const float> rows,
                                    EngineClock::time_point now);
-  DrawnToken DrawOne(Live& live, SequenceId id, std::span<const float> row,
-                     EngineClock::time_point now, StepReport& report);
+  DrawnToken TakeDraw(Live& live, SequenceId id, const Result<ChoiceSampler::Draw>& draw,
+                      EngineClock::time_point now, StepReport& report);
   void Put(Live& live, OutputEvent event, EngineClock::time_point now);
   void EndChoices(RequestId id, const Finish& finish);
   void Retire(RequestId id, EngineClock::time_point now);

@@ -23,6 +23,7 @@ class EngineOnTheBundledModel : public testing::Test {
     EngineOptions engine;
     engine.scheduler = {.max_sequences = options.max_sequences, .max_batch_tokens = 256};
     engine.eos_ids = {1};
+    engine.pool = &pool_;
     return *EngineLoop::Create(*std::move(executor), nullptr, engine, nullptr);
   }
   static void Run(EngineLoop& loop, const std::vector<Request>& requests) {

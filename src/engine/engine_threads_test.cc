@@ -19,6 +19,8 @@ std::unique_ptr<Engine> Start(FakeOptions fake, int64_t max_queued = 1000,
   EngineOptions options = OptionsFor(fake.limits);
   options.max_queued_requests = max_queued;
   options.scheduler.prefix_cache = prefix_cache;
+  static ThreadPool pool(2);
+  options.pool = &pool;
   return *Engine::Start(std::make_unique<FakeExecutor>(std::move(fake)), nullptr, options);
 }
 
