@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "kernels/sm90_moe/gemm_test_problem.h"
+#include "kernels/sm90_moe/pack_expert.h"
 #include "kernels/sm90_moe/reference_gemm.h"
 #include "kernels/swiglu/swiglu.h"
 
@@ -278,6 +279,29 @@ TEST_F(Sm90GemmTest, AnExpertOfTheModelIsWithinTheToleranceOfTheTensorCore) {
   ExpectExact(p, first, options, 1000);
   for (const GemmVariant variant : kGemmVariants) {
     ExpectSameBits(p, Run(p, variant, options), first);
+  }
+}
+
+TEST_F(Sm90GemmTest, TheDevicePacksWhatTheHostPacks) {
+  for (const ExpertShape shape :
+       {ExpertShape{1024, 512}, ExpertShape{720, 208}, ExpertShape{16, 16}}) {
+    const RandomExpert expert(shape, 11, 0x00, 0x7e);
+    std::vector<uint8_t> host(static_cast<size_t>(shape.bytes()));
+    ThreadPool pool(1);
+    PackExpert(pool, expert.view(), host.data());
+    const auto upload = [](const Nvfp4View& m) {
+      std::vector<uint8_t> codes(m.codes, m.codes + m.rows * m.k / 2);
+      const std::vector<uint8_t> scales(m.block_scales, m.block_scales + m.scale_layout().bytes());
+      return std::pair<DeviceArray<uint8_t>, DeviceArray<uint8_t>>(codes, scales);
+    };
+    const auto gate = upload(expert.gate.view()), up = upload(expert.up.view()),
+               down = upload(expert.down.view());
+    DeviceArray<uint8_t> packed(host.size());
+    ASSERT_TRUE(Finish(LaunchPackExpert({{gate.first.data(), gate.second.data()},
+                                         {up.first.data(), up.second.data()},
+                                         {down.first.data(), down.second.data()}},
+                                        shape, packed.data(), stream.get())));
+    EXPECT_TRUE(packed.Read() == host) << shape.hidden << " x " << shape.intermediate;
   }
 }
 

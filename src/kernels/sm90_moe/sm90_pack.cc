@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "base/check.h"
-#include "tensor/scale_check.h"
+#include "numerics/e2m1.h"
 
 namespace halfbyte::sm90 {
 namespace {
@@ -67,19 +67,6 @@ PackedPart PackPart(const PackSource& source, int64_t strip, int64_t k_block, in
   return part;
 }
 
-Status CheckMatrix(const Nvfp4View& matrix, int64_t rows, int64_t k, std::string_view expert,
-                   std::string_view part) {
-  const std::string name = fmt::format("{}.{}", expert, part);
-  if (matrix.rows != rows || matrix.k != k) {
-    return MakeError("{}: shape [{}, {}] does not go with the expert's other weights: [{}, {}]",
-                     name, matrix.rows, matrix.k, rows, k);
-  }
-  const LinearScales layout = matrix.scale_layout();
-  return CheckE4m3BlockScales({reinterpret_cast<const std::byte*>(matrix.block_scales),
-                               static_cast<size_t>(layout.bytes())},
-                              layout.blocks, name);
-}
-
 void PackStrip(const PackSource& source, const PackedShape& shape, int64_t strip, uint8_t* out) {
   for (int64_t kb = 0; kb < shape.k_blocks(); ++kb) {
     uint8_t* block = out + shape.block_offset(strip, kb);
@@ -134,20 +121,12 @@ Nvfp4Matrix UnpackMatrix(const PackedShape& shape, const uint8_t* packed, int64_
 
 }  // namespace
 
-Status CheckExpert(const Nvfp4Expert& expert, std::string_view name) {
-  const ExpertShape shape = expert.shape();
-  if (shape.hidden <= 0 || shape.intermediate <= 0 || shape.hidden % kNvfp4Block != 0 ||
-      shape.intermediate % kNvfp4Block != 0) {
-    return MakeError("{}: hidden size {} and intermediate size {} must be multiples of {}", name,
-                     shape.hidden, shape.intermediate, kNvfp4Block);
-  }
-  HB_RETURN_IF_ERROR(CheckMatrix(expert.gate, shape.intermediate, shape.hidden, name, "gate"));
-  HB_RETURN_IF_ERROR(CheckMatrix(expert.up, shape.intermediate, shape.hidden, name, "up"));
-  return CheckMatrix(expert.down, shape.hidden, shape.intermediate, name, "down");
-}
-
 void PackExpert(ThreadPool& pool, const Nvfp4Expert& expert, uint8_t* out) {
   const ExpertShape shape = expert.shape();
+  HB_CHECK(expert.up.rows == shape.intermediate && expert.up.k == shape.hidden &&
+               expert.down.rows == shape.hidden && expert.down.k == shape.intermediate,
+           "gate [{}, {}], up [{}, {}], down [{}, {}]", expert.gate.rows, expert.gate.k,
+           expert.up.rows, expert.up.k, expert.down.rows, expert.down.k);
   const PackSource gate_up{{expert.gate.codes, expert.up.codes},
                            {expert.gate.block_scales, expert.up.block_scales},
                            shape.intermediate,
