@@ -204,7 +204,7 @@ RC_GTEST_PROP(Chat, NoContentChangesTheControlTokens, ()) {
 
 TEST(Chat, NamesTheControlTokenThatATokenizerLacks) {
   const auto small = Tokenizer::Load(std::filesystem::path(HALFBYTE_SOURCE_DIR) /
-                                     "tests/data/fuzz/tokenizer_fuzz/gpt2.json");
+                                     "tests/data/fuzz/tokenizer/gpt2.json");
   ASSERT_TRUE(small) << small.error().message;
   const auto result = EncodeChat(*small, Messages{Message(kUser, "hi")}, kChat, {});
   ASSERT_FALSE(result);

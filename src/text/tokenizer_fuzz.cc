@@ -1,5 +1,5 @@
 // Any bytes as tokenizer.json: an error or a tokenizer that works, never a crash, hang or lost
-// text. Seeds: tests/data/fuzz/tokenizer_fuzz.
+// text. Seeds: tests/data/fuzz/tokenizer.
 #include <cstddef>
 #include <cstdint>
 #include <string>

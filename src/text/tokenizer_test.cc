@@ -169,7 +169,7 @@ TEST(Tokenizer, ServesManyThreadsAtOnce) {
 
 // From here on: a small tokenizer whose file the tests change.
 
-Json SmallFile() { return *ReadJsonFile(kRoot / "tests/data/fuzz/tokenizer_fuzz/v4.json"); }
+Json SmallFile() { return *ReadJsonFile(kRoot / "tests/data/fuzz/tokenizer/v4.json"); }
 
 Tokenizer Small(const Json& file) {
   auto tokenizer = Tokenizer::FromJson(file.dump(), "t.json");
