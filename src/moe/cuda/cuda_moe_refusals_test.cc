@@ -60,9 +60,12 @@ TEST_F(CudaMoeRefusals, WorkspacesThatAreTooSmallOrNotAligned) {  // R93
   EXPECT_TRUE(CudaMoeWorkspace::In(memory.data(), bytes, limits).has_value());
   EXPECT_FALSE(CudaMoeWorkspace::In(memory.data(), bytes - 1, limits).has_value());
   EXPECT_FALSE(CudaMoeWorkspace::In(memory.data() + 16, bytes, limits).has_value());
-  const auto huge = CudaMoeWorkspace::Create({int64_t{1} << 26, 8, 256, 4096, 2048});
+  const auto huge = CudaMoeWorkspace::Create({int64_t{1} << 22, 8, 256, 4096, 2048});
   ASSERT_FALSE(huge.has_value());
   EXPECT_NE(huge.error().message.find("are free"), std::string::npos);
+  const auto endless = CudaMoeWorkspace::In(memory.data(), bytes, {int64_t{1} << 27, 2, 4, 64, 32});
+  ASSERT_FALSE(endless.has_value());
+  EXPECT_NE(endless.error().message.find("rows are possible"), std::string::npos);
 }
 
 TEST_F(CudaMoeRefusals, LayersThatTheDeviceDoesNotCompute) {  // R105, R132

@@ -69,6 +69,12 @@ Result<CudaMoeWorkspace> CudaMoeWorkspace::Create(const MoeLimits& limits) {
 
 Result<CudaMoeWorkspace> CudaMoeWorkspace::In(std::byte* memory, int64_t bytes,
                                               const MoeLimits& limits) {
+  if (limits.slots() > kMaxPlanSlots) {
+    return MakeError(
+        "workspace of the MoE layer: {} tokens with {} experts each; at most {} rows "
+        "are possible at once",
+        limits.tokens, limits.top_k, kMaxPlanSlots);
+  }
   if (bytes < Bytes(limits)) {
     return MakeError("workspace of the MoE layer: {} bytes for {} tokens, {} are needed", bytes,
                      limits.tokens, Bytes(limits));

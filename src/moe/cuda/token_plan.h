@@ -16,6 +16,7 @@
 namespace halfbyte {
 
 inline constexpr int64_t kMaxPlanExperts = 2048;  // local ones
+inline constexpr int64_t kMaxPlanSlots = int64_t{1} << 26;
 
 // All in device memory. Sizes follow from the slots and local experts.
 struct TokenPlan {
@@ -36,7 +37,7 @@ constexpr int64_t PlanChunks(int64_t slots) {
 
 struct TokenPlanArguments {
   const int32_t* topk_ids = nullptr;         // [slots]
-  int64_t slots = 0;                         // at least 1
+  int64_t slots = 0;                         // 1..kMaxPlanSlots
   const int32_t* local_of_global = nullptr;  // [global_experts]; -1: another rank's
   int32_t global_experts = 0;
   int32_t local_experts = 0;  // at most kMaxPlanExperts
