@@ -30,8 +30,8 @@ Status CudaEvent::Record(const CudaStream& stream) const {
 }
 
 Status CudaEvent::RecordInGraph(const CudaStream& stream) const {
-  return CudaStatus(
-      cudaEventRecordWithFlags(event_.get(), stream.get(), cudaEventRecordExternal), "CUDA event");
+  return CudaStatus(cudaEventRecordWithFlags(event_.get(), stream.get(), cudaEventRecordExternal),
+                    "CUDA event");
 }
 
 Result<double> CudaEvent::Seconds(const CudaEvent& start, const CudaEvent& end) {
