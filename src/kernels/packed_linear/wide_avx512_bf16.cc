@@ -36,11 +36,12 @@ inline __m512 Dot(__m512 sum, __m512i w, const std::byte* x) {
 }
 
 // A format of weights: Tile as stored, Unpacked, the pairs 2v and 2v + 1 of block b of either.
+// (In bf16 half a tile is taken for one, so that fetching ahead asks for fewer lines at once.)
 struct Bf16Weights {
-  static constexpr int64_t kTileBytes = 2048;
-  static constexpr int64_t kPrefetchBytes = 3 * kTileBytes;
-  static constexpr int kBlocks = 4;
-  static constexpr int64_t kStripTiles = 4;
+  static constexpr int64_t kTileBytes = 1024;
+  static constexpr int64_t kPrefetchBytes = 4 * kTileBytes;
+  static constexpr int kBlocks = 2;
+  static constexpr int64_t kStripTiles = 8;
 
   struct Packed {
     const uint8_t* tile;
@@ -159,6 +160,10 @@ struct WideDot : Weights {
 }  // namespace
 
 void W8a16Avx512Bf16(const PackedArguments& a) { RunPanels<WideDot<Fp8Weights>>(a); }
-void W16a16Avx512Bf16(const PackedArguments& a) { RunPanels<WideDot<Bf16Weights>>(a); }
+void W16a16Avx512Bf16(const PackedArguments& a) {
+  PackedArguments halves = a;
+  halves.tiles *= 2;
+  RunPanels<WideDot<Bf16Weights>>(halves);
+}
 
 }  // namespace halfbyte::packed_kernels
