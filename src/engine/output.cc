@@ -31,8 +31,8 @@ std::string_view Name(CancelCause cause) {
 }
 
 int64_t OutputEvent::bytes() const {
-  auto total = static_cast<int64_t>(content.size() + reasoning.size() +
-                                    token_ids.size() * sizeof(int32_t));
+  auto total =
+      static_cast<int64_t>(content.size() + reasoning.size() + token_ids.size() * sizeof(int32_t));
   for (const LogprobEntry& entry : content_logprobs) total += BytesOf(entry);
   for (const LogprobEntry& entry : reasoning_logprobs) total += BytesOf(entry);
   for (const auto& entry : prompt_logprobs) total += entry ? BytesOf(*entry) : 8;
