@@ -34,6 +34,19 @@ cudaError_t Multiprocessors(int& count) {
   return cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
 }
 
+// Calls start(kernels, tiles, multiprocessors, how) for the kernels of a variant. Those of narrow
+// tiles come right after the variant's own wide ones, which do not change the tile list.
+template <class Start>
+cudaError_t StartKernels(GemmVariant variant, Launch launch, const Start& start) {
+  int multiprocessors = 0;
+  const cudaError_t error = Multiprocessors(multiprocessors);
+  if (error != cudaSuccess) return error;
+  return ForKernels(variant, [&](auto kernels, TilesOf tiles) {
+    const Launch how = tiles == TilesOf::kNarrow ? Launch::kDependent : launch;
+    return start(kernels, tiles, multiprocessors, how);
+  });
+}
+
 }  // namespace
 
 cudaError_t PrepareGemms() {
@@ -47,23 +60,15 @@ cudaError_t PrepareGemms() {
 
 cudaError_t LaunchGateUp(const GateUpArguments& arguments, GemmVariant variant, Launch launch,
                          cudaStream_t stream) {
-  int multiprocessors = 0;
-  const cudaError_t error = Multiprocessors(multiprocessors);
-  if (error != cudaSuccess) return error;
-  return ForKernels(variant, [&](auto kernels, TilesOf tiles) {
-    const Launch how = tiles == TilesOf::kNarrow ? Launch::kDependent : launch;
-    return decltype(kernels)::GateUp(arguments, tiles, multiprocessors, how, stream);
+  return StartKernels(variant, launch, [&](auto kernels, auto... how) {
+    return decltype(kernels)::GateUp(arguments, how..., stream);
   });
 }
 
 cudaError_t LaunchDown(const DownArguments& arguments, GemmVariant variant, Launch launch,
                        cudaStream_t stream) {
-  int multiprocessors = 0;
-  const cudaError_t error = Multiprocessors(multiprocessors);
-  if (error != cudaSuccess) return error;
-  return ForKernels(variant, [&](auto kernels, TilesOf tiles) {
-    const Launch how = tiles == TilesOf::kNarrow ? Launch::kDependent : launch;
-    return decltype(kernels)::Down(arguments, tiles, multiprocessors, how, stream);
+  return StartKernels(variant, launch, [&](auto kernels, auto... how) {
+    return decltype(kernels)::Down(arguments, how..., stream);
   });
 }
 
