@@ -13,6 +13,7 @@
 #include "base/json.h"
 #include "base/mapped_file.h"
 #include "base/memory_usage.h"
+#include "base/nearest_name.h"
 #include "base/progress.h"
 #include "base/thread_pool.h"
 
@@ -257,6 +258,30 @@ TEST(MemoryUsage, ThePeakIsThisProgramsOwn) {
   const std::string touched(kSize, 'x');
   EXPECT_GE(PeakResidentBytes(), static_cast<int64_t>(touched.size()));
   EXPECT_GE(PeakResidentBytes(), before);
+}
+
+TEST(NearestName, FindsTheMistypedOneAndNothingThatIsFarAway) {
+  const std::vector<std::string> names = {"--host", "--port", "--max-num-seqs", "--threads"};
+  EXPECT_EQ(NearestName("--prot", names), "--port");
+  EXPECT_EQ(NearestName("--port", names), "--port");
+  EXPECT_EQ(NearestName("--max-num-seq", names), "--max-num-seqs");
+  EXPECT_EQ(NearestName("--max-nmu-seqs", names), "--max-num-seqs");
+  EXPECT_EQ(NearestName("--hots", {}), std::nullopt);
+  EXPECT_EQ(NearestName("--temperature", names), std::nullopt);
+  EXPECT_EQ(NearestName("", names), std::nullopt);
+}
+
+TEST(Progress, TellsItsListenerHowFarItIs) {
+  std::vector<ProgressReport> told;
+  Progress progress("load", 200, "B", [&](const ProgressReport& r) { told.push_back(r); });
+  progress.Advance(50);
+  progress.Advance(150);
+  ASSERT_EQ(told.size(), 2u);
+  EXPECT_EQ(told[0].label, "load");
+  EXPECT_EQ(told[0].share(), 0.25);
+  EXPECT_EQ(told[0].seconds_left(), 3 * told[0].seconds);
+  EXPECT_EQ(told[1].share(), 1.0);
+  EXPECT_EQ(told[1].seconds_left(), 0);
 }
 
 TEST(Progress, QuantitiesReadWell) {

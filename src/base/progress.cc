@@ -32,12 +32,20 @@ std::string HumanQuantity(double amount, const std::string& unit) {
                      : fmt::format("{:.2f} {}{}", amount, kPrefixes[prefix], unit);
 }
 
-Progress::Progress(std::string label, int64_t total, std::string unit)
-    : label_(std::move(label)),
-      total_(total),
-      unit_(std::move(unit)),
+double ProgressReport::share() const {
+  return total > 0 ? std::clamp(double(done) / double(total), 0.0, 1.0) : 1.0;
+}
+
+double ProgressReport::seconds_left() const {
+  return done > 0 ? seconds * double(total - done) / double(done) : 0;
+}
+
+Progress::Progress(std::string label, int64_t total, std::string unit, ProgressListener listener)
+    : unit_(std::move(unit)),
+      listener_(std::move(listener)),
       visible_(::isatty(STDERR_FILENO) == 1),
-      start_(std::chrono::steady_clock::now()) {}
+      start_(std::chrono::steady_clock::now()),
+      report_{.label = std::move(label), .total = total} {}
 
 Progress::~Progress() {
   if (visible_ && last_drawn_ >= 0) std::fputs("\r\033[K", stderr);
@@ -45,22 +53,23 @@ Progress::~Progress() {
 
 void Progress::Advance(int64_t amount) {
   const std::lock_guard lock(mutex_);
-  done_ += amount;
-  if (!visible_) return;
-  const double seconds =
+  report_.done += amount;
+  report_.seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-  if (seconds - last_drawn_ >= kRedrawSeconds || done_ >= total_) Draw(seconds);
+  if (listener_) listener_(report_);
+  if (!visible_) return;
+  if (report_.seconds - last_drawn_ >= kRedrawSeconds || report_.done >= report_.total) Draw();
 }
 
-void Progress::Draw(double seconds) {
-  last_drawn_ = seconds;
+void Progress::Draw() {
+  last_drawn_ = report_.seconds;
   constexpr int kWidth = 24;
-  const double share = total_ > 0 ? std::clamp(double(done_) / double(total_), 0.0, 1.0) : 1.0;
+  const double share = report_.share();
   const int filled = static_cast<int>(share * kWidth);
-  const double rate = seconds > 0 ? double(done_) / seconds : 0;
-  const double left = rate > 0 ? double(total_ - done_) / rate : 0;
-  fmt::print(stderr, "\r\033[K{} [{:#<{}}{:.<{}}] {:3.0f} %  {}/s  ETA {}", label_, "", filled, "",
-             kWidth - filled, share * 100, HumanQuantity(rate, unit_), HumanTime(left));
+  const double rate = report_.seconds > 0 ? double(report_.done) / report_.seconds : 0;
+  fmt::print(stderr, "\r\033[K{} [{:#<{}}{:.<{}}] {:3.0f} %  {}/s  ETA {}", report_.label, "",
+             filled, "", kWidth - filled, share * 100, HumanQuantity(rate, unit_),
+             HumanTime(report_.seconds_left()));
   std::fflush(stderr);
 }
 

@@ -3,30 +3,44 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <string>
 
 namespace halfbyte {
 
-// Silent unless stderr is a terminal. Advance may be called from any thread.
+// How far a piece of work is.
+struct ProgressReport {
+  std::string label;
+  int64_t done = 0;
+  int64_t total = 0;
+  double seconds = 0;  // since it began
+
+  double share() const;         // 0 .. 1
+  double seconds_left() const;  // at the pace so far; 0 if there is none yet
+};
+using ProgressListener = std::function<void(const ProgressReport&)>;
+
+// The line is drawn only if stderr is a terminal. Advance may be called from any thread.
 class Progress {
  public:
-  // `total` in `unit`s; "B" prints with decimal prefixes.
-  Progress(std::string label, int64_t total, std::string unit = "B");
+  // `total` in `unit`s; "B" prints with decimal prefixes. `listener`, if there is one, is told of
+  // every advance, by one thread at a time.
+  Progress(std::string label, int64_t total, std::string unit = "B",
+           ProgressListener listener = nullptr);
   ~Progress();  // clears the line
 
   void Advance(int64_t amount);
 
  private:
-  void Draw(double seconds);
+  void Draw();
 
-  const std::string label_;
-  const int64_t total_;
   const std::string unit_;
+  const ProgressListener listener_;
   const bool visible_;
   const std::chrono::steady_clock::time_point start_;
   std::mutex mutex_;
-  int64_t done_ = 0;
+  ProgressReport report_;
   double last_drawn_ = -1;
 };
 

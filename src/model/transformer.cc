@@ -1,6 +1,7 @@
 #include "model/transformer.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "kernels/elementwise/elementwise.h"
@@ -53,7 +54,24 @@ Result<ExpertPlacement> Transformer::PlaceExperts() const {
   return ExpertPlacement::Table(owners, ranks, rank);
 }
 
+// What the checkpoint holds for each layer; the last element is of the modules outside of layers.
+std::vector<int64_t> Transformer::LayerBytes() const {
+  std::vector<int64_t> bytes(static_cast<size_t>(config().layer_count()) + 1);
+  for (const auto& [key, tensors] : checkpoint_.modules()) {
+    const bool global = key.scope == Scope::kGlobal;
+    if (key.scope == Scope::kMtp || (!global && key.layer >= config().layer_count())) continue;
+    int64_t& sum = global ? bytes.back() : bytes[static_cast<size_t>(key.layer)];
+    for (const CheckpointTensor& part : tensors.parts) {
+      if (part.info != nullptr) sum += part.info->bytes;
+    }
+  }
+  return bytes;
+}
+
 Status Transformer::LoadWeights() {
+  const std::vector<int64_t> layer_bytes = LayerBytes();
+  Progress progress("load weights", std::reduce(layer_bytes.begin(), layer_bytes.end()), "B",
+                    options_.on_load);
   // fp32 activations and the judge are served from the stored bytes.
   const bool packs = rounding_ == Rounding::kBf16 && options_.arithmetic != Arithmetic::kRef;
   const WeightLoader loader(checkpoint_, packs ? &context_.pool() : nullptr);
@@ -68,6 +86,7 @@ Status Transformer::LoadWeights() {
   HB_ASSIGN_OR_RETURN(head_hc_, HyperConnectionWeights::Load(
                                     loader, global(Module::kHcHeadFn), global(Module::kHcHeadBase),
                                     global(Module::kHcHeadScale), n, /*scales=*/1));
+  progress.Advance(layer_bytes.back());
   window_frequencies_ = FrequenciesOf(c, AttentionKind::kWindow);
   compressed_frequencies_ = FrequenciesOf(c, AttentionKind::kC4);
   HB_ASSIGN_OR_RETURN(const ExpertPlacement placement, PlaceExperts());
@@ -90,6 +109,7 @@ Status Transformer::LoadWeights() {
     HB_ASSIGN_OR_RETURN(auto moe, MoeBlock::Load(loader, l, experts, placement, context_.pool()));
     layers_.push_back({std::move(attention_norm), std::move(ffn_norm), std::move(attention_hc),
                        std::move(ffn_hc), std::move(attention), std::move(moe)});
+    progress.Advance(layer_bytes[static_cast<size_t>(l)]);
   }
   const MoeLimits limits = MoeBlock::Limits(c, options_.batch_tokens);
   moe_workspace_.emplace(limits);

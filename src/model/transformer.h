@@ -15,6 +15,7 @@
 #include <span>
 #include <vector>
 
+#include "base/progress.h"
 #include "base/result.h"
 #include "checkpoint/model_checkpoint.h"
 #include "comm/communicator.h"
@@ -48,6 +49,8 @@ struct TransformerOptions {
   Communicator* communicator = nullptr;
   // The rank of every expert, the same in all layers; empty: contiguous ranges of equal size.
   std::vector<int32_t> expert_owners;
+  // Told while weights load, after each layer: bytes of the checkpoint. May be null.
+  ProgressListener on_load;
 };
 
 // Sees intermediate results of every layer; used by tests against reference implementations.
@@ -106,6 +109,7 @@ class Transformer {
               const Context& context);
   Result<ExpertPlacement> PlaceExperts() const;
   Status LoadWeights();
+  std::vector<int64_t> LayerBytes() const;
   Status CheckBatch(std::span<const PlacedItem> batch) const;
   Step MakeStep(const KvMemory& memory, std::span<const PlacedItem> batch);
   Status RunLayer(const Step& step, int64_t index, MatrixView<float> streams, LayerProbe* probe);
