@@ -75,9 +75,9 @@ struct HttpResponse {
   std::string body;
 };
 
-// An answer under way. Destroyed when its `done` output has been sent, or earlier: then the client
-// has gone (closed, half-closed, reset, took nothing for write_timeout) or the server stops, and
-// whatever works for it is to be cancelled. Its owner never calls Poll after `done`.
+// An answer under way. Destroyed after its `done` output, or earlier: then the client has gone
+// (closed, half-closed, reset, took nothing for write_timeout) or the server stops, and whatever
+// works for it is to be cancelled.
 class HttpReply {
  public:
   struct Output {

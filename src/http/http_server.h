@@ -34,7 +34,9 @@ struct HttpOptions {
   std::chrono::milliseconds body_timeout{30'000};   // without a byte: 408
   std::chrono::milliseconds idle_timeout{75'000};   // no request: the connection closes
   std::chrono::milliseconds write_timeout{60'000};  // the client takes nothing: closes
-  std::chrono::milliseconds poll_interval{1'000};   // HttpReply::Poll of a silent reply
+  // After an answer that ends the connection: how long the client may still send, for nothing.
+  std::chrono::milliseconds linger_timeout{5'000};
+  std::chrono::milliseconds poll_interval{1'000};  // HttpReply::Poll of a silent reply
 };
 
 class HttpServer {

@@ -1,0 +1,301 @@
+#include "http/connection.h"
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <boost/asio/buffer.hpp>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/redirect_error.hpp>
+
+#include "base/check.h"
+
+namespace halfbyte {
+namespace {
+
+using boost::system::error_code;
+using std::chrono::steady_clock;
+
+constexpr size_t kHeadRoom = 4 << 10;     // bytes read at once, of heads and early ones
+constexpr size_t kBodyRoom = 64 << 10;    // and of bodies
+constexpr size_t kEarlyBytes = 16 << 10;  // of next requests that are read while a reply runs
+// What the kernel may hold for a client that reads slowly (it doubles the number).
+constexpr int kSendBufferBytes = 128 << 10;
+constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
+
+std::string PeerName(int socket) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof(address);
+  if (::getpeername(socket, reinterpret_cast<sockaddr*>(&address), &size) != 0) return "gone";
+  std::array<char, INET6_ADDRSTRLEN> text{};
+  if (address.ss_family == AF_INET) {
+    const auto& v4 = reinterpret_cast<const sockaddr_in&>(address);
+    ::inet_ntop(AF_INET, &v4.sin_addr, text.data(), text.size());
+    return fmt::format("{}:{}", text.data(), ntohs(v4.sin_port));
+  }
+  if (address.ss_family == AF_INET6) {
+    const auto& v6 = reinterpret_cast<const sockaddr_in6&>(address);
+    ::inet_ntop(AF_INET6, &v6.sin6_addr, text.data(), text.size());
+    return fmt::format("[{}]:{}", text.data(), ntohs(v6.sin6_port));
+  }
+  return "unix";
+}
+
+// Errors do not matter: a unix socket has some of these options only.
+void SetOptions(int socket) {
+  const auto set = [&](int level, int name, int value) {
+    ::setsockopt(socket, level, name, &value, sizeof(value));
+  };
+  set(IPPROTO_TCP, TCP_NODELAY, 1);
+  set(SOL_SOCKET, SO_SNDBUF, kSendBufferBytes);
+  // A client whose machine is gone is noticed within two minutes, also while nothing is sent.
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, 60);
+  set(IPPROTO_TCP, TCP_KEEPINTVL, 15);
+  set(IPPROTO_TCP, TCP_KEEPCNT, 4);
+}
+
+}  // namespace
+
+Connection::Connection(ConnectionRules& rules, IoThread& thread, Socket socket, Welcome welcome)
+    : rules_(rules),
+      thread_(thread),
+      socket_(std::move(socket)),
+      welcome_(welcome),
+      peer_(PeerName(socket_.native_handle())),
+      wake_target_(std::make_shared<WakeQueue::Target>(this)) {
+  ++(welcome_ == Welcome::kServe ? rules_.open : rules_.turned_away);
+}
+
+Connection::~Connection() { --(welcome_ == Welcome::kServe ? rules_.open : rules_.turned_away); }
+
+void Connection::Start() {
+  asio::co_spawn(
+      thread_.context(), [self = shared_from_this()] { return self->Run(); }, asio::detached);
+}
+
+Task<void> Connection::Run() {
+  const auto self = shared_from_this();
+  thread_.Add(self);
+  SetOptions(socket_.native_handle());
+  Next next = Next::kServe;
+  if (welcome_ == Welcome::kTurnAway) {
+    RequestParser nothing(rules_.limits);
+    const HttpFault fault = {503, "too_many_connections",
+                             fmt::format("the server has {} connections already; try again later",
+                                         rules_.options.max_connections)};
+    next = co_await Refuse(fault, nothing);
+  }
+  while (next == Next::kServe && !rules_.stopping) next = co_await ServeRequest();
+  if (next == Next::kLinger) co_await Linger();
+  error_code ignored;
+  socket_.close(ignored);
+  wake_target_->connection = nullptr;
+  thread_.Remove(self);
+}
+
+Task<Connection::Next> Connection::ServeRequest() {
+  buffer_.Release();
+  RequestParser parser(rules_.limits);
+  HttpRequest& request = parser.request();
+  request.peer = peer_;
+  deadline_ = steady_clock::now() + rules_.options.idle_timeout;
+  const std::optional<Next> after_head = co_await ReadPast(parser, RequestParser::State::kHead);
+  if (after_head) co_return *after_head;
+  request.arrival = steady_clock::now();
+  AnswerFraming framing = {.request_id = request.id,
+                           .http_1_1 = parser.http_1_1(),
+                           .head_only = request.method == "HEAD",
+                           .keep_alive = parser.keep_alive()};
+  if (auto refusal = rules_.handler->CheckHead(request)) {
+    framing.keep_alive &= !request.has_body;
+    co_return co_await Answer(ReplyWith(*std::move(refusal)), std::move(framing));
+  }
+  const std::optional<Next> after_body = co_await ReadPast(parser, RequestParser::State::kBody);
+  if (after_body) co_return *after_body;
+  if (rules_.stopping) co_return Next::kClose;
+  request.arrival = steady_clock::now();
+  auto reply = rules_.handler->Handle(std::move(request), thread_.wakes().MakeWake(wake_target_));
+  HB_CHECK(reply != nullptr, "a handler gave no reply");
+  co_return co_await Answer(std::move(reply), std::move(framing));
+}
+
+// Reads until the parser leaves `state`. Without a value it got further; else the request has come
+// to an end here.
+Task<std::optional<Connection::Next>> Connection::ReadPast(RequestParser& parser,
+                                                           RequestParser::State state) {
+  const HttpOptions& options = rules_.options;
+  const bool in_body = state == RequestParser::State::kBody;
+  bool invites_body = in_body && parser.expects_continue() && buffer_.data().empty();
+  HttpFault fault;
+  while (true) {
+    const bool started = parser.started();
+    buffer_.Consume(parser.Push(buffer_.data()));
+    if (parser.state() == RequestParser::State::kFault) {
+      fault = parser.fault();
+      break;
+    }
+    if (parser.state() != state) co_return std::nullopt;
+    if (in_body) deadline_ = steady_clock::now() + options.body_timeout;
+    if (parser.started() && !started) deadline_ = steady_clock::now() + options.head_timeout;
+    if (std::exchange(invites_body, false)) {
+      error_code ignored;
+      socket_.send(asio::buffer(kContinue), 0, ignored);
+    }
+    const size_t count = co_await Read(in_body ? kBodyRoom : kHeadRoom);
+    if (count > 0) continue;
+    if (rules_.stopping || !parser.started()) co_return Next::kClose;
+    if (timed_out_) {
+      fault = {408, "request_timeout", "the request did not come to its end in time"};
+    } else {
+      fault = {400, "bad_request", "the request ends too early"};
+    }
+    break;
+  }
+  co_return co_await Refuse(fault, parser);
+}
+
+// 0: nothing more comes, or deadline_ has passed, or the server stops.
+Task<size_t> Connection::Read(size_t room) {
+  if (rules_.stopping && !answering()) co_return 0;
+  timed_out_ = false;
+  error_code error;
+  const std::span<char> free = buffer_.Room(room);
+  const size_t count = co_await socket_.async_read_some(asio::buffer(free.data(), free.size()),
+                                                        asio::redirect_error(kAwait, error));
+  buffer_.Commit(count);
+  co_return count;
+}
+
+Task<Connection::Next> Connection::Refuse(const HttpFault& fault, RequestParser& parser) {
+  const HttpRequest& request = parser.request();
+  AnswerFraming framing = {.request_id = request.id,
+                           .http_1_1 = parser.http_1_1(),
+                           .head_only = request.method == "HEAD",
+                           .keep_alive = false};
+  auto reply = ReplyWith(rules_.handler->Answer(fault, request));
+  co_return co_await Answer(std::move(reply), std::move(framing));
+}
+
+// The coroutine's part of an answer: to read early bytes and to see the client leave.
+Task<Connection::Next> Connection::Answer(std::unique_ptr<HttpReply> reply, AnswerFraming framing) {
+  woken_ = false;
+  reads_ = true;
+  writer_.emplace(socket_.native_handle(), std::move(reply), std::move(framing));
+  Pump();
+  while (answering()) {
+    if (buffer_.data().size() >= kEarlyBytes) reads_ = false;
+    if (reads_) {
+      const size_t count = co_await Read(kHeadRoom);
+      if (count > 0 || !answering()) continue;
+      reads_ = false;
+      // Who only stopped sending may still wait for an answer that is complete.
+      if (!writer_->complete()) Abandon();
+    } else {
+      error_code ignored;
+      co_await socket_.async_wait(Socket::wait_error, asio::redirect_error(kAwait, ignored));
+      if (answering()) Abandon();
+    }
+  }
+  const bool sent = writer_ && writer_->state() == AnswerWriter::State::kDone;
+  const bool again = sent && writer_->keep_alive();
+  writer_.reset();
+  co_return again ? Next::kServe : sent ? Next::kLinger : Next::kClose;
+}
+
+// Closing while the client still sends would take the answer from it: first it is told that
+// nothing more comes, then what it sends is thrown away.
+Task<void> Connection::Linger() {
+  deadline_ = steady_clock::now() + rules_.options.linger_timeout;
+  error_code ignored;
+  socket_.shutdown(Socket::shutdown_send, ignored);
+  size_t count = 0;
+  do {
+    buffer_.Consume(buffer_.data().size());
+    count = co_await Read(kBodyRoom);
+  } while (count > 0 && steady_clock::now() < deadline_);
+}
+
+bool Connection::answering() const {
+  return writer_ && (writer_->state() == AnswerWriter::State::kWaiting ||
+                     writer_->state() == AnswerWriter::State::kBlocked);
+}
+
+void Connection::Pump() {
+  woken_ = false;
+  next_poll_ = steady_clock::now() + rules_.options.poll_interval;
+  writer_->Poll(thread_.date());
+  AfterSending();
+}
+
+void Connection::AfterSending() {
+  if (!answering()) {
+    socket_.cancel();  // the coroutine waits in vain for the client
+  } else if (writer_->state() == AnswerWriter::State::kBlocked) {
+    deadline_ = steady_clock::now() + rules_.options.write_timeout;
+    socket_.async_wait(Socket::wait_write, [self = shared_from_this()](const error_code& error) {
+      if (!error) self->OnWritable();
+    });
+  }
+}
+
+void Connection::OnWritable() {
+  if (!answering()) return;
+  writer_->Continue();
+  if (woken_ && writer_->state() == AnswerWriter::State::kWaiting) {
+    Pump();
+  } else {
+    AfterSending();
+  }
+}
+
+void Connection::OnWake() {
+  if (!answering()) return;
+  if (writer_->state() == AnswerWriter::State::kBlocked) {
+    woken_ = true;
+  } else {
+    Pump();
+  }
+}
+
+void Connection::OnTick(TimePoint now) {
+  if (!answering()) {
+    if (now >= deadline_) {
+      timed_out_ = true;
+      socket_.cancel();
+    }
+  } else if (writer_->state() == AnswerWriter::State::kBlocked) {
+    if (now >= deadline_) Abandon();
+  } else if (!reads_ && ClientHungUp()) {
+    Abandon();
+  } else if (now >= next_poll_) {
+    Pump();
+  }
+}
+
+void Connection::StopReading() {
+  if (!answering()) socket_.cancel();
+}
+
+bool Connection::Abort() {
+  const bool was_answering = answering();
+  Abandon();
+  return was_answering;
+}
+
+void Connection::Abandon() {
+  writer_.reset();
+  socket_.cancel();
+}
+
+bool Connection::ClientHungUp() {
+  pollfd state = {.fd = socket_.native_handle(), .events = POLLRDHUP};
+  return ::poll(&state, 1, 0) > 0 && state.revents != 0;
+}
+
+}  // namespace halfbyte

@@ -1,0 +1,85 @@
+// One client: a coroutine reads its requests one after another; while a reply runs it goes on
+// reading, so that it sees the client leave, and a pump beside it, driven by wakes, ticks and the
+// socket taking bytes, sends what the reply gives. Internal to src/http: it includes Asio.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "http/answer_writer.h"
+#include "http/http_server.h"
+#include "http/io_thread.h"
+#include "http/read_buffer.h"
+#include "http/request_parser.h"
+
+namespace halfbyte {
+
+// What all connections of a server share.
+struct ConnectionRules {
+  HttpOptions options;
+  RequestLimits limits;
+  HttpHandler* handler;
+  std::atomic<bool> stopping = false;    // nobody is served any more
+  std::atomic<int64_t> open = 0;         // connections being served
+  std::atomic<int64_t> turned_away = 0;  // those beyond max_connections, being told so
+};
+
+class Connection : public std::enable_shared_from_this<Connection> {
+ public:
+  using TimePoint = std::chrono::steady_clock::time_point;
+
+  // kTurnAway: one too many; it gets 503. Counted in `rules` as long as it lives.
+  enum class Welcome { kServe, kTurnAway };
+  Connection(ConnectionRules& rules, IoThread& thread, Socket socket, Welcome welcome);
+  ~Connection();
+
+  // From any thread: begins to serve on the connection's own one.
+  void Start();
+
+  // All below on the connection's thread.
+  void OnWake();
+  void OnTick(TimePoint now);
+  // The server stops: closes unless a reply is running; then after that.
+  void StopReading();
+  // Closes at once. True if a reply was running.
+  bool Abort();
+
+ private:
+  enum class Next { kServe, kLinger, kClose };
+
+  Task<void> Run();
+  Task<Next> ServeRequest();
+  Task<std::optional<Next>> ReadPast(RequestParser& parser, RequestParser::State state);
+  Task<size_t> Read(size_t room);
+  Task<Next> Refuse(const HttpFault& fault, RequestParser& parser);
+  Task<Next> Answer(std::unique_ptr<HttpReply> reply, AnswerFraming framing);
+  Task<void> Linger();
+
+  bool answering() const;
+  void Pump();
+  void AfterSending();
+  void OnWritable();
+  void Abandon();
+  bool ClientHungUp();
+
+  ConnectionRules& rules_;
+  IoThread& thread_;
+  Socket socket_;
+  const Welcome welcome_;
+  const std::string peer_;
+  const std::shared_ptr<WakeQueue::Target> wake_target_;
+  ReadBuffer buffer_;
+  TimePoint deadline_;      // of reading, or of a write that is blocked
+  bool timed_out_ = false;  // the last Read ended by it
+
+  std::optional<AnswerWriter> writer_;
+  bool woken_ = false;  // while the socket took nothing
+  bool reads_ = true;   // false: early bytes fill the buffer, or the client sends no more
+  TimePoint next_poll_;
+};
+
+}  // namespace halfbyte

@@ -1,0 +1,65 @@
+// One thread that runs an event loop and the connections pinned to it: all that happens to a
+// connection happens here, so connections need no locks. Internal to src/http: it includes Asio.
+#pragma once
+
+#include <boost/asio/awaitable.hpp>
+#include <boost/asio/basic_stream_socket.hpp>
+#include <boost/asio/executor_work_guard.hpp>
+#include <boost/asio/generic/stream_protocol.hpp>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/use_awaitable.hpp>
+#include <chrono>
+#include <ctime>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <unordered_set>
+
+#include "http/wake_queue.h"
+
+namespace halfbyte {
+
+namespace asio = boost::asio;
+using Executor = asio::io_context::executor_type;
+using Socket = asio::basic_stream_socket<asio::generic::stream_protocol, Executor>;
+using Timer = asio::steady_timer::rebind_executor<Executor>::other;
+template <class T>
+using Task = asio::awaitable<T, Executor>;
+inline constexpr asio::use_awaitable_t<Executor> kAwait;
+
+class IoThread {
+ public:
+  // Connections hear the time every `tick`.
+  explicit IoThread(std::chrono::milliseconds tick);
+  ~IoThread();  // Join was called
+
+  asio::io_context& context() { return context_; }
+  // From another thread: ends with the last connection. Wakes do nothing afterwards.
+  void Join();
+
+  // On this thread:
+  void Add(std::shared_ptr<Connection> connection) { connections_.insert(std::move(connection)); }
+  void Remove(const std::shared_ptr<Connection>& connection) { connections_.erase(connection); }
+  const auto& connections() const { return connections_; }
+  WakeQueue& wakes() { return *wakes_; }
+  std::string_view date() const { return date_; }  // "Sun, 06 Nov 1994 08:49:37 GMT"
+
+ private:
+  Task<void> Tick();
+  void DeliverWakes();
+  void UpdateDate();
+
+  asio::io_context context_{1};
+  asio::executor_work_guard<Executor> work_;
+  const std::chrono::milliseconds tick_;
+  Timer timer_;
+  std::shared_ptr<WakeQueue> wakes_;
+  std::unordered_set<std::shared_ptr<Connection>> connections_;
+  std::time_t date_second_ = 0;
+  std::string date_;
+  std::thread thread_;
+};
+
+}  // namespace halfbyte
