@@ -93,15 +93,15 @@ class PieceEntries {
   bool shared_ = false;
 };
 
-void AttendHead(CpuIsa isa, const HeadArguments& arguments) {
+void AttendHeads(CpuIsa isa, const HeadArguments& arguments) {
   switch (isa) {
     case CpuIsa::kScalar:
-      return simd_scalar::AttendHead(arguments);
+      return simd_scalar::AttendHeads(arguments);
     case CpuIsa::kAvx2:
-      return simd_avx2::AttendHead(arguments);
+      return simd_avx2::AttendHeads(arguments);
     case CpuIsa::kAvx512:
     case CpuIsa::kAmx:
-      return simd_avx512::AttendHead(arguments);
+      return simd_avx512::AttendHeads(arguments);
   }
 }
 
@@ -123,20 +123,22 @@ void AttendPiece(CpuIsa isa, const AttentionShape& shape, const EntrySelection& 
     const int64_t position = first_position + i;
     const int64_t begin = std::max<int64_t>(0, position - shape.window + 1);
     const MatrixView<const float> entries = piece_entries.Of(token);
-    HeadArguments arguments{.window = window + (begin - window_begin) * dim,
-                            .window_count = position + 1 - begin,
-                            .entries = entries.data,
-                            .entry_count = entries.rows,
-                            .dim = dim,
-                            .scale = 1.0f / std::sqrt(static_cast<float>(dim)),
-                            .round_to_bf16 = rounding == Rounding::kBf16};
-    arguments.scores = Ensure(scratch.scores, RoundUp(arguments.window_count + entries.rows, 16));
-    for (int64_t h = piece.head_begin; h < piece.head_end; ++h) {
-      arguments.q = q.row(token) + h * dim;
-      arguments.out = out.row(token) + h * dim;
-      arguments.sink = shape.sinks[h];
-      AttendHead(isa, arguments);
-    }
+    const int64_t heads = piece.head_end - piece.head_begin;
+    const int64_t window_count = position + 1 - begin;
+    const int64_t score_stride = RoundUp(window_count + entries.rows, 16);
+    AttendHeads(isa, {.heads = heads,
+                      .q = q.row(token) + piece.head_begin * dim,
+                      .window = window + (begin - window_begin) * dim,
+                      .window_count = window_count,
+                      .entries = entries.data,
+                      .entry_count = entries.rows,
+                      .dim = dim,
+                      .scale = 1.0f / std::sqrt(static_cast<float>(dim)),
+                      .sinks = shape.sinks + piece.head_begin,
+                      .round_to_bf16 = rounding == Rounding::kBf16,
+                      .score_stride = score_stride,
+                      .scores = Ensure(scratch.scores, heads * score_stride),
+                      .out = out.row(token) + piece.head_begin * dim});
   }
 }
 

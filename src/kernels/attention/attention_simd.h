@@ -1,4 +1,5 @@
-// One head's query against decoded keys, once per instruction set (attention_simd.inc).
+// The queries of some heads of one token against decoded keys, once per instruction set
+// (attention_simd.inc).
 #pragma once
 
 #include <cstdint>
@@ -10,27 +11,29 @@ namespace halfbyte {
 // sixteen lanes by key number; each output channel adds weight * value key by key with fused
 // multiply-adds, and is divided by the sum of the weights and the sink's.
 struct HeadArguments {
-  const float* q = nullptr;       // [dim]
+  int64_t heads = 0;
+  const float* q = nullptr;       // [heads, dim]
   const float* window = nullptr;  // [window_count, dim]
   int64_t window_count = 0;
   const float* entries = nullptr;  // [entry_count, dim]
   int64_t entry_count = 0;
   int64_t dim = 0;
   float scale = 1;
-  float sink = 0;
+  const float* sinks = nullptr;  // [heads]
   bool round_to_bf16 = false;
-  float* scores = nullptr;  // scratch: the number of keys rounded up to 16
-  float* out = nullptr;     // [dim]
+  int64_t score_stride = 0;  // the number of keys rounded up to 16
+  float* scores = nullptr;   // scratch [heads, score_stride]
+  float* out = nullptr;      // [heads, dim]
 };
 
 namespace simd_scalar {
-void AttendHead(const HeadArguments& arguments);
+void AttendHeads(const HeadArguments& arguments);
 }
 namespace simd_avx2 {
-void AttendHead(const HeadArguments& arguments);
+void AttendHeads(const HeadArguments& arguments);
 }
 namespace simd_avx512 {
-void AttendHead(const HeadArguments& arguments);
+void AttendHeads(const HeadArguments& arguments);
 }
 
 }  // namespace halfbyte
