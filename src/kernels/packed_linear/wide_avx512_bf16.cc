@@ -42,6 +42,7 @@ struct Bf16Weights {
   static constexpr int64_t kPrefetchBytes = 4 * kTileBytes;
   static constexpr int kBlocks = 2;
   static constexpr int64_t kStripTiles = 8;
+  static constexpr int kGemvTokens = 8;
 
   struct Packed {
     const uint8_t* tile;
@@ -66,6 +67,7 @@ struct Fp8Weights {
   static constexpr int64_t kPrefetchBytes = 3 * kTileBytes;
   static constexpr int kBlocks = 8;
   static constexpr int64_t kStripTiles = 2;
+  static constexpr int kGemvTokens = 4;
 
   struct Packed {
     const uint8_t* tile;
@@ -118,7 +120,6 @@ struct Fp8Weights {
 template <class Weights>
 struct WideDot : Weights {
   static constexpr int64_t kXTileBytes = Weights::kBlocks * 32;
-  static constexpr int kGemvTokens = 4;
   static constexpr int64_t kChunkTokens = 128;
   static constexpr int kGroup = 8;
   static constexpr int kParts = 1;
