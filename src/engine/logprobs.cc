@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "numerics/exp.h"
 
 namespace halfbyte {
 
@@ -13,7 +14,7 @@ LogprobEntry LogprobsOf(std::span<const float> logits, int32_t token, int32_t to
            logits.size());
   const double max = *std::ranges::max_element(logits);
   double sum = 0;
-  for (const float z : logits) sum += std::exp(z - max);
+  for (const float z : logits) sum += Exp(z - max);
   const double norm = max + std::log(sum);
   const auto logprob = [&](int32_t id) -> TokenLogprob {
     return {id, logits[static_cast<size_t>(id)] - norm};

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine/philox.h"
+#include "numerics/exp.h"
 
 namespace halfbyte {
 namespace {
@@ -26,7 +27,7 @@ Reference SampleSlowly(const std::vector<float>& z, const SamplingParams& params
                        uint32_t choice) {
   const double max = *std::max_element(z.begin(), z.end());
   std::vector<double> q(z.size());
-  for (size_t i = 0; i < z.size(); ++i) q[i] = std::exp((z[i] - max) / params.temperature);
+  for (size_t i = 0; i < z.size(); ++i) q[i] = Exp((z[i] - max) / params.temperature);
   std::vector<int> order(z.size());
   std::iota(order.begin(), order.end(), 0);
   std::erase_if(order, [&](int i) { return q[i] == 0 || q[i] < params.min_p; });
