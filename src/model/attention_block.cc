@@ -144,11 +144,10 @@ void AttentionBlock::Forward(const Step& step, MatrixView<const float> x,
           step.rounding, low_rank);
   const MatrixView<float> q = Queries(step, low_rank);
 
-  EntrySelection selection;
-  if (indexer_) {
-    // No wider than what there is to choose from, however large a top_k the config names.
-    const MatrixView<int32_t> indices = step.arena->Matrix<int32_t>(
-        step.tokens, std::min(config_->index_topk, MostVisibleEntries(step, kind_.compress_rate)));
+  EntrySelection selection;  // all, unless some query sees more than it may choose
+  if (indexer_ && MostVisibleEntries(step, kind_.compress_rate) > config_->index_topk) {
+    const MatrixView<int32_t> indices =
+        step.arena->Matrix<int32_t>(step.tokens, config_->index_topk);
     int32_t* counts = step.arena->Take<int32_t>(step.tokens);
     Select(step, x, low_rank, indices, counts);
     selection = {indices.data, counts, indices.columns};
