@@ -7,7 +7,7 @@
 
 #include <filesystem>
 
-#include "http/raw_client_test.h"
+#include "http/raw_client.h"
 #include "http/server_test_handler.h"
 
 namespace halfbyte {

@@ -76,7 +76,7 @@ class StreamReply : public HttpReply {
   bool started_ = false;
 };
 
-// /hello, /echo, /large (1 MiB), /stream (the test sends), /old (answers 401 by its head).
+// /hello, /echo, /large (1 MiB), /stream (the test sends), /refused (401 by its head), and more.
 class TestHandler : public HttpHandler {
  public:
   std::optional<HttpResponse> CheckHead(const HttpRequest& head) override {

@@ -1,4 +1,5 @@
-// A client of raw bytes, for tests of the transport: 127.0.0.1 only; gives up after ten seconds.
+// A client of raw bytes, for tests and benches of the transport: this machine only; gives up after
+// ten seconds.
 #pragma once
 
 #include <arpa/inet.h>
@@ -45,6 +46,7 @@ class RawClient {
         read_(std::move(other.read_)) {}
 
   bool connected() const { return connected_; }
+  int socket() const { return socket_; }
 
   // False: the server has gone.
   bool Send(std::string_view bytes) {
