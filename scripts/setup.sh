@@ -14,7 +14,8 @@ build_packages=(
   libpcre2-dev libboost1.81-dev libtomlplusplus-dev prometheus-cpp-dev libgtest-dev
   librapidcheck-dev libbenchmark-dev)
 develop_packages=(
-  clang-16 libclang-rt-16-dev clang-format-16 libopenmpi-dev openmpi-bin valgrind)
+  clang-16 libclang-rt-16-dev clang-format-16 libopenmpi-dev openmpi-bin valgrind
+  python3-venv curl chromium)
 
 say() { echo "setup: $*"; }
 die() { echo "setup: $*" >&2; exit 1; }
