@@ -81,14 +81,18 @@ class RequestParser::Parser : public beast_http::basic_parser<true> {
     if (request.content_length.value_or(0) > limits_.body_bytes) FailBodySize();
     size_t taken = 0;
     while (state == State::kBody) {
-      taken += Put(bytes.substr(taken));
-      if (!need_more_) continue;
-      if (state == State::kBody && std::ssize(bytes.substr(taken)) > limits_.head_bytes) {
+      const int64_t body = std::ssize(request.body);
+      const size_t count = Put(bytes.substr(taken));
+      taken += count;
+      // What stands between pieces of the body, complete or not.
+      const int64_t framing = static_cast<int64_t>(count) - (std::ssize(request.body) - body);
+      const int64_t begun = need_more_ ? std::ssize(bytes.substr(taken)) : 0;
+      if (state != State::kFault && std::max(framing, begun) > limits_.head_bytes) {
         Fail(431, "headers_too_large",
              fmt::format("the head of a chunk or the trailers have more than {} bytes",
                          limits_.head_bytes));
       }
-      break;
+      if (need_more_) break;
     }
     return taken;
   }
