@@ -119,7 +119,8 @@ struct Product {
     const MatrixView<const float> rows{x.data(), tokens, kSize};
     const MatrixView<float> out{y.data(), tokens, kSize};
     if (packed) {
-      PackedLinear(context, rows, /*groups=*/1, matrices.packed(i), operands.data(), out);
+      const PackedProduct product{&matrices.packed(i), out};
+      PackedLinear(context, rows, /*groups=*/1, {&product, 1}, operands.data());
     } else {
       Linear(context, rows, matrices.stored(i), out);
     }

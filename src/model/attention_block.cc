@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/attention/attention.h"
 #include "kernels/elementwise/elementwise.h"
 #include "kernels/indexer/indexer.h"
 #include "kernels/rms_norm/rms_norm.h"
@@ -11,13 +10,6 @@
 
 namespace halfbyte {
 namespace {
-
-MatrixView<float> RoundedProduct(const Step& step, MatrixView<const float> x, const Projection& w) {
-  const MatrixView<float> y = step.arena->Matrix(x.rows, w.rows());
-  w.Forward(step, x, y);
-  RoundRows(*step.context, step.rounding, y);
-  return y;
-}
 
 // The spans of a step joined with each sequence's rows: AttentionSequence, CompressorSequence, ...
 template <class KernelSequence, class Fill>
@@ -120,78 +112,82 @@ void AttentionBlock::Forward(const Step& step, MatrixView<const float> x,
                              MatrixView<float> out) const {
   const Arena::Scope scope(*step.arena);
   const Context& context = *step.context;
-  const RopeAngles& angles = step.angles(kind_.attention);
+  Arena& arena = *step.arena;
 
+  // Where no query sees more than it may choose, all are chosen and nothing is scored.
+  const bool selects =
+      indexer_ && MostVisibleEntries(step, kind_.compress_rate) > config_->index_topk;
+  const Projected projected = Project(step, x, selects);
   // Rows first: a query sees its own window row and the entry its own token completes.
-  StoreWindow(step, x);
+  StoreRows(step, projected);
+
+  const MatrixView<float> low_rank = projected.low_rank;
+  RmsNorm(context, low_rank, query_norm_.data(), static_cast<float>(config_->rms_norm_eps),
+          step.rounding, low_rank);
+  const MatrixView<float> q = arena.Matrix(step.tokens, query_b_.rows());
+  std::vector<Projection::Output> queries{{&query_b_, q, step.rounding}};
+  MatrixView<float> index_q;
+  if (selects) {
+    index_q = arena.Matrix(step.tokens, indexer_->query.rows());
+    queries.push_back({&indexer_->query, index_q, step.rounding});
+  }
+  Projection::ForwardAll(step, low_rank, queries);
+  FinishQueries(step, q);
+
+  EntrySelection selection;
+  if (selects) {
+    const MatrixView<int32_t> indices = arena.Matrix<int32_t>(step.tokens, config_->index_topk);
+    int32_t* counts = arena.Take<int32_t>(step.tokens);
+    Select(step, index_q, projected.index_weights, indices, counts);
+    selection = {indices.data, counts, indices.columns};
+  }
+
+  const MatrixView<float> attended = arena.Matrix(step.tokens, q.columns);
+  Attend(step, selection, q, attended);
+  const MatrixView<float> grouped = arena.Matrix(step.tokens, out_a_.rows());
+  out_a_.Forward(step, attended, grouped, step.rounding);
+  out_b_.Forward(step, grouped, out, step.rounding);
+}
+
+AttentionBlock::Projected AttentionBlock::Project(const Step& step, MatrixView<const float> x,
+                                                  bool selects) const {
+  std::vector<Projection::Output> outputs;
+  const auto add = [&](const Projection& w, Rounding rounding) {
+    outputs.push_back({&w, step.arena->Matrix(step.tokens, w.rows()), rounding});
+    return outputs.back().y;
+  };
+  const auto add_compressor = [&](const CompressorWeights& weights) -> CompressorInput {
+    return {add(weights.kv, Rounding::kNone), add(weights.gate, Rounding::kNone)};
+  };
+  Projected projected;
+  projected.window = add(kv_, step.rounding);
+  projected.low_rank = add(query_a_, step.rounding);
+  if (compressor_) projected.entries = add_compressor(*compressor_);
+  if (indexer_) projected.index = add_compressor(indexer_->compressor);
+  if (selects) projected.index_weights = add(indexer_->weights, step.rounding);
+  Projection::ForwardAll(step, x, outputs);
+  return projected;
+}
+
+void AttentionBlock::StoreRows(const Step& step, const Projected& projected) const {
+  StoreWindow(step, projected.window);
   if (compressor_) {
-    StoreCompressed(step, x, *compressor_, step.cache->kv_row(),
+    StoreCompressed(step, *compressor_, projected.entries, step.cache->kv_row(),
                     [&](const SequencePages& pages, CompressorSequence& s) {
                       s.ring = step.cache->AttentionRing(pages, layer_);
                       s.entries = step.cache->CompressedRows(pages, layer_);
                     });
   }
   if (indexer_) {
-    StoreCompressed(step, x, indexer_->compressor, step.cache->index_row(),
+    StoreCompressed(step, indexer_->compressor, projected.index, step.cache->index_row(),
                     [&](const SequencePages& pages, CompressorSequence& s) {
                       s.ring = step.cache->IndexerRing(pages, layer_);
                       s.entries = step.cache->IndexRows(pages, layer_);
                     });
   }
-
-  const MatrixView<float> low_rank = RoundedProduct(step, x, query_a_);
-  RmsNorm(context, low_rank, query_norm_.data(), static_cast<float>(config_->rms_norm_eps),
-          step.rounding, low_rank);
-  const MatrixView<float> q = Queries(step, low_rank);
-
-  EntrySelection selection;  // all, unless some query sees more than it may choose
-  if (indexer_ && MostVisibleEntries(step, kind_.compress_rate) > config_->index_topk) {
-    const MatrixView<int32_t> indices =
-        step.arena->Matrix<int32_t>(step.tokens, config_->index_topk);
-    int32_t* counts = step.arena->Take<int32_t>(step.tokens);
-    Select(step, x, low_rank, indices, counts);
-    selection = {indices.data, counts, indices.columns};
-  }
-
-  const AttentionShape shape{.heads = config_->attention_heads,
-                             .window = config_->sliding_window,
-                             .rate = kind_.compress_rate,
-                             .row = step.cache->kv_row(),
-                             .sinks = sinks_.data()};
-  const MatrixView<float> attended = step.arena->Matrix(step.tokens, q.columns);
-  Attention(context, shape,
-            JoinSequences<AttentionSequence>(step,
-                                             [&](const SequencePages& pages, AttentionSequence& s) {
-                                               s.window = step.cache->WindowRows(pages, layer_);
-                                               s.compressed =
-                                                   step.cache->CompressedRows(pages, layer_);
-                                             }),
-            selection, q, step.rounding, attended);
-  // Values carry the rotation of their own positions; turning back by the query's leaves the
-  // relative one.
-  ApplyRope(context, angles, config_->attention_heads, /*inverse=*/true, step.rounding, attended);
-
-  const MatrixView<float> grouped = step.arena->Matrix(step.tokens, out_a_.rows());
-  out_a_.Forward(step, attended, grouped);
-  RoundRows(context, step.rounding, grouped);
-  out_b_.Forward(step, grouped, out);
-  RoundRows(context, step.rounding, out);
 }
 
-MatrixView<float> AttentionBlock::Queries(const Step& step,
-                                          MatrixView<const float> low_rank) const {
-  const MatrixView<float> q = RoundedProduct(step, low_rank, query_b_);
-  const MatrixView<float> heads{q.data, q.rows * config_->attention_heads, config_->head_dim};
-  RmsNorm(*step.context, heads, /*weight=*/nullptr, static_cast<float>(config_->rms_norm_eps),
-          step.rounding, heads);
-  ApplyRope(*step.context, step.angles(kind_.attention), config_->attention_heads,
-            /*inverse=*/false, step.rounding, q);
-  return q;
-}
-
-void AttentionBlock::StoreWindow(const Step& step, MatrixView<const float> x) const {
-  const Arena::Scope scope(*step.arena);
-  const MatrixView<float> rows = RoundedProduct(step, x, kv_);
+void AttentionBlock::StoreWindow(const Step& step, MatrixView<float> rows) const {
   RmsNorm(*step.context, rows, kv_norm_.data(), static_cast<float>(config_->rms_norm_eps),
           step.rounding, rows);
   ApplyRope(*step.context, step.angles(kind_.attention), /*heads=*/1, /*inverse=*/false,
@@ -205,27 +201,26 @@ void AttentionBlock::StoreWindow(const Step& step, MatrixView<const float> x) co
 }
 
 template <class Row, class Fill>
-void AttentionBlock::StoreCompressed(const Step& step, MatrixView<const float> x,
-                                     const CompressorWeights& weights, const Row& row,
+void AttentionBlock::StoreCompressed(const Step& step, const CompressorWeights& weights,
+                                     const CompressorInput& input, const Row& row,
                                      const Fill& fill) const {
-  const Arena::Scope scope(*step.arena);
-  const MatrixView<float> kv = step.arena->Matrix(step.tokens, weights.kv.rows());
-  const MatrixView<float> score = step.arena->Matrix(step.tokens, weights.gate.rows());
-  weights.kv.Forward(step, x, kv);
-  weights.gate.Forward(step, x, score);
   Compress(*step.context, MakeCompressor(weights), JoinSequences<CompressorSequence>(step, fill),
-           kv, score, step.rounding, row);
+           input.kv, input.score, step.rounding, row);
 }
 
-void AttentionBlock::Select(const Step& step, MatrixView<const float> x,
-                            MatrixView<const float> low_rank, MatrixView<int32_t> indices,
-                            int32_t* counts) const {
-  const Arena::Scope scope(*step.arena);
-  const MatrixView<float> q = RoundedProduct(step, low_rank, indexer_->query);
+void AttentionBlock::FinishQueries(const Step& step, MatrixView<float> q) const {
+  const MatrixView<float> heads{q.data, q.rows * config_->attention_heads, config_->head_dim};
+  RmsNorm(*step.context, heads, /*weight=*/nullptr, static_cast<float>(config_->rms_norm_eps),
+          step.rounding, heads);
+  ApplyRope(*step.context, step.angles(kind_.attention), config_->attention_heads,
+            /*inverse=*/false, step.rounding, q);
+}
+
+void AttentionBlock::Select(const Step& step, MatrixView<float> q, MatrixView<float> weights,
+                            MatrixView<int32_t> indices, int32_t* counts) const {
   ApplyRope(*step.context, step.angles(kind_.attention), config_->index_heads, /*inverse=*/false,
             step.rounding, q);
   RoundIndexQueries(*step.context, step.cache->index_row(), q);
-  const MatrixView<float> weights = RoundedProduct(step, x, indexer_->weights);
   const double factor =
       1.0 / std::sqrt(static_cast<double>(config_->index_head_dim * config_->index_heads));
   ScaleRows(*step.context, static_cast<float>(factor), Rounding::kNone, weights);
@@ -240,6 +235,27 @@ void AttentionBlock::Select(const Step& step, MatrixView<const float> x,
                                                  s.keys = step.cache->IndexRows(pages, layer_);
                                                }),
                 q, weights, indices, counts);
+}
+
+void AttentionBlock::Attend(const Step& step, const EntrySelection& selection,
+                            MatrixView<const float> q, MatrixView<float> attended) const {
+  const AttentionShape shape{.heads = config_->attention_heads,
+                             .window = config_->sliding_window,
+                             .rate = kind_.compress_rate,
+                             .row = step.cache->kv_row(),
+                             .sinks = sinks_.data()};
+  Attention(*step.context, shape,
+            JoinSequences<AttentionSequence>(step,
+                                             [&](const SequencePages& pages, AttentionSequence& s) {
+                                               s.window = step.cache->WindowRows(pages, layer_);
+                                               s.compressed =
+                                                   step.cache->CompressedRows(pages, layer_);
+                                             }),
+            selection, q, step.rounding, attended);
+  // Values carry the rotation of their own positions; turning back by the query's leaves the
+  // relative one.
+  ApplyRope(*step.context, step.angles(kind_.attention), config_->attention_heads,
+            /*inverse=*/true, step.rounding, attended);
 }
 
 }  // namespace halfbyte

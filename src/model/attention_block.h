@@ -7,6 +7,7 @@
 
 #include "base/result.h"
 #include "checkpoint/model_config.h"
+#include "kernels/attention/attention.h"
 #include "kernels/compressor/compressor.h"
 #include "model/projection.h"
 #include "model/step.h"
@@ -35,17 +36,34 @@ class AttentionBlock {
     CompressorWeights compressor;
   };
 
+  struct CompressorInput {  // [tokens, channels]
+    MatrixView<float> kv;
+    MatrixView<float> score;
+  };
+  // The products of x.
+  struct Projected {
+    MatrixView<float> window;         // [tokens, head_dim]
+    MatrixView<float> low_rank;       // [tokens, Rq]
+    CompressorInput entries;          // with compressor_
+    CompressorInput index;            // with indexer_
+    MatrixView<float> index_weights;  // [tokens, index heads], if entries are to be selected
+  };
+
   AttentionBlock() = default;
   static Result<CompressorWeights> LoadCompressor(const WeightLoader& loader, int64_t layer,
                                                   bool of_indexer);
   Compressor MakeCompressor(const CompressorWeights& weights) const;
-  MatrixView<float> Queries(const Step& step, MatrixView<const float> low_rank) const;
-  void StoreWindow(const Step& step, MatrixView<const float> x) const;
+  Projected Project(const Step& step, MatrixView<const float> x, bool selects) const;
+  void StoreRows(const Step& step, const Projected& projected) const;
+  void StoreWindow(const Step& step, MatrixView<float> rows) const;
   template <class Row, class Fill>
-  void StoreCompressed(const Step& step, MatrixView<const float> x,
-                       const CompressorWeights& weights, const Row& row, const Fill& fill) const;
-  void Select(const Step& step, MatrixView<const float> x, MatrixView<const float> low_rank,
+  void StoreCompressed(const Step& step, const CompressorWeights& weights,
+                       const CompressorInput& input, const Row& row, const Fill& fill) const;
+  void FinishQueries(const Step& step, MatrixView<float> q) const;
+  void Select(const Step& step, MatrixView<float> q, MatrixView<float> weights,
               MatrixView<int32_t> indices, int32_t* counts) const;
+  void Attend(const Step& step, const EntrySelection& selection, MatrixView<const float> q,
+              MatrixView<float> attended) const;
 
   const ModelConfig* config_ = nullptr;
   int64_t layer_ = 0;

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 
 #include "base/result.h"
 #include "device/zeroed_memory.h"
@@ -27,8 +28,19 @@ class Projection {
   int64_t rows() const { return stored_.rows; }
 
   // x [tokens, groups * columns] -> y [tokens, rows]: group g of x's columns meets group g of the
-  // rows (deepseek-v4.md §2.7). If the loader had a pool, x holds bf16 numbers.
-  void Forward(const Step& step, MatrixView<const float> x, MatrixView<float> y) const;
+  // rows (deepseek-v4.md §2.7). If the loader had a pool, x holds bf16 numbers. y is rounded last.
+  void Forward(const Step& step, MatrixView<const float> x, MatrixView<float> y,
+               Rounding rounding = Rounding::kNone) const;
+
+  // Several of the same x, as if one after the other: x is prepared once and the threads share out
+  // all of the work together.
+  struct Output {
+    const Projection* w = nullptr;
+    MatrixView<float> y;
+    Rounding rounding = Rounding::kNone;
+  };
+  static void ForwardAll(const Step& step, MatrixView<const float> x,
+                         std::span<const Output> outputs);
 
  private:
   int64_t groups_ = 1;

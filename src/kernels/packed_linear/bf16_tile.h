@@ -30,12 +30,12 @@ struct Bf16Tile : PackedTile {
       const __m512i table = _mm512_broadcast_i64x4(
           _mm256_setr_epi16(0, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0, -0x8000,
                             -0x4100, -0x4080, -0x4040, -0x4000, -0x3fc0, -0x3f80, -0x3f40));
-      const __m512i codes = _mm512_load_si512(tile + b * 128 + j / 4 * 64);
+      const __m512i codes = _mm512_load_si512(tile + kCodes + b * 128 + j / 4 * 64);
       const __m512i shifted = j % 4 == 0 ? codes : _mm512_srli_epi16(codes, 4 * (j % 4));
       return _mm512_permutexvar_epi16(shifted, table);
     }
     __m512 Scales(int b) const {
-      const auto* bytes = reinterpret_cast<const __m128i*>(tile + kCodeBytes + b * 16);
+      const auto* bytes = reinterpret_cast<const __m128i*>(tile + b * 16);
       const __m512i raw = _mm512_slli_epi32(_mm512_cvtepu8_epi32(_mm_load_si128(bytes)), 20);
       return _mm512_mul_ps(_mm512_castsi512_ps(raw), _mm512_set1_ps(0x1p117f));
     }

@@ -12,7 +12,7 @@ namespace {
 template <int planes>
 struct IntAvx2 : IntPackedTile<planes> {
   using Tile = IntPackedTile<planes>;
-  using Tile::kBias, Tile::kCodeBytes, Tile::kScale, Tile::kTileBytes;
+  using Tile::kBias, Tile::kCodes, Tile::kScale, Tile::kTileBytes;
   static constexpr int64_t kPrefetchBytes = 12 * kTileBytes;
   static constexpr int kGemvTokens = 1;
   static constexpr int64_t kStripTiles = 8;
@@ -31,14 +31,14 @@ struct IntAvx2 : IntPackedTile<planes> {
     // The biased bytes of columns 4v to 4v + 3 of block b.
     __m256i Bytes(int b, int v, int part) const {
       const __m256i table = _mm256_broadcastsi128_si256(BiasedCodes());
-      const uint8_t* at = tile + b * 128 + v / 2 * 64 + part * 32;
+      const uint8_t* at = tile + kCodes + b * 128 + v / 2 * 64 + part * 32;
       const __m256i codes = _mm256_load_si256(reinterpret_cast<const __m256i*>(at));
       const __m256i shifted = v % 2 == 0 ? codes : _mm256_srli_epi16(codes, 4);
       return _mm256_shuffle_epi8(table, _mm256_and_si256(shifted, _mm256_set1_epi8(15)));
     }
     // As fp32 numbers of 2^-117 their value.
     __m256 Scales(int b, int part) const {
-      const auto* bytes = reinterpret_cast<const __m128i*>(tile + kCodeBytes + b * 16 + part * 8);
+      const auto* bytes = reinterpret_cast<const __m128i*>(tile + b * 16 + part * 8);
       const __m256i wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64(bytes));
       return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 20));
     }

@@ -18,7 +18,7 @@ inline __m512 RawScales(const uint8_t* p) {
 template <int planes>
 struct IntVnni : IntPackedTile<planes> {
   using Tile = IntPackedTile<planes>;
-  using Tile::kBias, Tile::kCodeBytes, Tile::kScale, Tile::kTileBytes;
+  using Tile::kBias, Tile::kCodes, Tile::kScale, Tile::kTileBytes;
   static constexpr int64_t kPrefetchBytes = (planes == 1 ? 94 : 108) * 64;
   static constexpr int kGemvTokens = 4;
   static constexpr int64_t kStripTiles = 8;
@@ -39,12 +39,12 @@ struct IntVnni : IntPackedTile<planes> {
     void Bytes(int b, __m512i* w) const {
       const __m512i table = _mm512_broadcast_i32x4(BiasedCodes());
       for (int v = 0; v < 2; ++v) {
-        const __m512i codes = _mm512_load_si512(tile + b * 128 + v * 64);
+        const __m512i codes = _mm512_load_si512(tile + kCodes + b * 128 + v * 64);
         w[2 * v] = _mm512_permutexvar_epi8(codes, table);
         w[2 * v + 1] = _mm512_permutexvar_epi8(_mm512_srli_epi16(codes, 4), table);
       }
     }
-    __m512 Scales(int b) const { return RawScales(tile + kCodeBytes + b * 16); }
+    __m512 Scales(int b) const { return RawScales(tile + b * 16); }
   };
 
   struct Unpacked {

@@ -51,12 +51,39 @@ std::vector<PackedKernel> WideKernels(PackedArithmetic arithmetic, CpuIsa isa) {
   return kernels;
 }
 
-// Columns [begin, end) of y times the scale of w.
-void Scale(const PackedMatrix& w, int64_t begin, int64_t end, MatrixView<float> y) {
-  const float scale = w.global_scale.value();
-  if (scale == 1) return;
-  for (int64_t t = 0; t < y.rows; ++t) {
-    for (int64_t n = begin; n < end; ++n) y.row(t)[n] *= scale;
+// Columns [begin, end) of y times the scale of w, rounded.
+void Finish(const PackedProduct& product, int64_t begin, int64_t end) {
+  const float scale = product.w->global_scale.value();
+  const bool round = product.rounding == Rounding::kBf16;
+  if (scale == 1 && !round) return;
+  for (int64_t t = 0; t < product.y.rows; ++t) {
+    float* y = product.y.row(t);
+    if (scale != 1) {
+      for (int64_t n = begin; n < end; ++n) y[n] *= scale;
+    }
+    if (round) {
+      for (int64_t n = begin; n < end; ++n) y[n] = RoundToBf16(y[n]);
+    }
+  }
+}
+
+int64_t PanelsOfGroup(const PackedProduct& product, int64_t groups) {
+  return (product.w->rows / groups + kPanelRows - 1) / kPanelRows;
+}
+
+// Panels [begin, end) of a product, which are numbered through its groups.
+void MultiplyPanels(const PackedProduct& product, const PackedKernel& kernel, int64_t groups,
+                    const std::byte* operands, int64_t begin, int64_t end) {
+  const int64_t panels = PanelsOfGroup(product, groups);
+  const int64_t group_bytes = product.y.rows * OperandRowBytes(kernel.format, product.w->columns);
+  while (begin < end) {
+    const int64_t group = begin / panels;
+    const int64_t stop = std::min(end, (group + 1) * panels);
+    const int64_t first = begin * kPanelRows;
+    const int64_t last = std::min(stop * kPanelRows, product.w->rows);
+    PackedLinearRange(kernel, *product.w, operands + group * group_bytes, first, last, product.y);
+    Finish(product, first, last);
+    begin = stop;
   }
 }
 
@@ -136,36 +163,47 @@ void PackedLinearRange(const PackedKernel& kernel, const PackedMatrix& w, const 
 }
 
 void PackedLinear(const Context& context, MatrixView<const float> x, int64_t groups,
-                  const PackedMatrix& w, std::byte* operands, MatrixView<float> y) {
-  const int64_t group_rows = w.rows / groups;
-  HB_CHECK(x.columns == groups * w.columns && w.rows == groups * group_rows && y.rows == x.rows &&
-               y.columns == w.rows && (groups == 1 || group_rows % kPanelRows == 0),
-           "x [{}, {}], {} groups, w [{}, {}], y [{}, {}]", x.rows, x.columns, groups, w.rows,
-           w.columns, y.rows, y.columns);
-  const PackedKernel& kernel = BestPackedKernel(Bf16ArithmeticOf(w.format), context.isa());
-  const int64_t row_bytes = OperandRowBytes(kernel.format, w.columns);
+                  std::span<const PackedProduct> products, std::byte* operands) {
+  if (products.empty()) return;
+  const auto kernel_of = [&](const PackedProduct& product) -> const PackedKernel& {
+    return BestPackedKernel(Bf16ArithmeticOf(product.w->format), context.isa());
+  };
+  const PackedKernel& first_kernel = kernel_of(products[0]);
+  const int64_t columns = products[0].w->columns;
+  int64_t panels = 0;
+  for (const PackedProduct& product : products) {
+    const PackedMatrix& w = *product.w;
+    HB_CHECK(x.columns == groups * w.columns && w.rows % groups == 0 && product.y.rows == x.rows &&
+                 product.y.columns == w.rows && (groups == 1 || w.rows / groups % kPanelRows == 0),
+             "x [{}, {}], {} groups, w [{}, {}], y [{}, {}]", x.rows, x.columns, groups, w.rows,
+             w.columns, product.y.rows, product.y.columns);
+    HB_CHECK(kernel_of(product).format == first_kernel.format, "{} and {} want other activations",
+             first_kernel.name, kernel_of(product).name);
+    panels += groups * PanelsOfGroup(product, groups);
+  }
+  const int64_t row_bytes = OperandRowBytes(first_kernel.format, columns);
   // Rows of one group side by side.
-  context.pool().ParallelFor(
-      groups * x.rows, std::max<int64_t>(1, kMinPreparation / std::max<int64_t>(1, w.columns)),
-      [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) {
-          const float* row = x.row(i % x.rows) + i / x.rows * w.columns;
-          PrepareRow(kernel, row, w.columns, operands + i * row_bytes);
-        }
-      });
-  const int64_t panels = (group_rows + kPanelRows - 1) / kPanelRows;  // of a group
-  const int64_t panel_work = std::max<int64_t>(1, x.rows * w.columns * kPanelRows);
+  context.pool().ParallelFor(groups * x.rows,
+                             std::max<int64_t>(1, kMinPreparation / std::max<int64_t>(1, columns)),
+                             [&](int64_t begin, int64_t end) {
+                               for (int64_t i = begin; i < end; ++i) {
+                                 const float* row = x.row(i % x.rows) + i / x.rows * columns;
+                                 PrepareRow(first_kernel, row, columns, operands + i * row_bytes);
+                               }
+                             });
+  const int64_t panel_work = std::max<int64_t>(1, x.rows * columns * kPanelRows);
   const int64_t grain = std::max((kMinPiece + panel_work - 1) / panel_work,
-                                 groups * panels / (kPiecesPerThread * context.pool().threads()));
-  context.pool().ParallelFor(groups * panels, grain, [&](int64_t begin, int64_t end) {
-    for (int64_t next = begin; next < end;) {
-      const int64_t group = next / panels;
-      const int64_t stop = std::min(end, (group + 1) * panels);
-      const int64_t first = next * kPanelRows;
-      const int64_t last = std::min(stop * kPanelRows, w.rows);
-      PackedLinearRange(kernel, w, operands + group * x.rows * row_bytes, first, last, y);
-      Scale(w, first, last, y);
-      next = stop;
+                                 panels / (kPiecesPerThread * context.pool().threads()));
+  // Panels are numbered through all products.
+  context.pool().ParallelFor(panels, grain, [&](int64_t begin, int64_t end) {
+    for (const PackedProduct& product : products) {
+      const int64_t count = groups * PanelsOfGroup(product, groups);
+      if (begin < std::min(end, count)) {
+        MultiplyPanels(product, kernel_of(product), groups, operands, begin, std::min(end, count));
+      }
+      begin = std::max<int64_t>(0, begin - count);
+      end -= count;
+      if (end <= 0) break;
     }
   });
 }

@@ -41,11 +41,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "device/context.h"
 #include "device/cpu_isa.h"
 #include "kernels/packed_linear/packed_matrix.h"
+#include "numerics/rounding.h"
 #include "tensor/tensor_view.h"
 
 namespace halfbyte {
@@ -103,11 +105,19 @@ void PrepareRow(const PackedKernel& kernel, const float* x, int64_t columns, std
 void PackedLinearRange(const PackedKernel& kernel, const PackedMatrix& w, const std::byte* operand,
                        int64_t begin, int64_t end, MatrixView<float> y);
 
-// All of y for bf16 activations, times the weight's global_scale; parallel. In x
-// [tokens, groups * w.columns] group g of the columns meets group g of w's rows; of several groups,
-// the rows of one are a multiple of 16. `operands` has room for tokens * groups rows of
+// One of several products of the same activations: y [tokens, w.rows].
+struct PackedProduct {
+  const PackedMatrix* w = nullptr;
+  MatrixView<float> y;
+  Rounding rounding = Rounding::kNone;  // of y, last
+};
+
+// All of every y for bf16 activations, times its weight's global_scale; parallel over all of them
+// together. In x [tokens, groups * w.columns] group g of the columns meets group g of w's rows; of
+// several groups, the rows of one are a multiple of 16. The weights of several products have equal
+// columns, and all or none of them four bits. `operands` has room for tokens * groups rows of
 // MaxOperandRowBytes(w.columns).
 void PackedLinear(const Context& context, MatrixView<const float> x, int64_t groups,
-                  const PackedMatrix& w, std::byte* operands, MatrixView<float> y);
+                  std::span<const PackedProduct> products, std::byte* operands);
 
 }  // namespace halfbyte

@@ -86,12 +86,13 @@ bool PackFourBitRow(const WeightMatrix& w, const ScaleRule& rule, int64_t row, u
     uint64_t words[kTileBlocks] = {};
     std::memcpy(words, codes + column / 2, static_cast<size_t>(count / 2));
     uint8_t* tile = panel + column / kTileColumns * kTileBytes;
+    uint8_t* stored = tile + kTileScaleBytes;
     for (int64_t b = 0; b < kTileBlocks; ++b) {
       const uint64_t mixed = Interleave(words[b]);
       const auto low = static_cast<uint32_t>(mixed);
       const auto high = static_cast<uint32_t>(mixed >> 32);
-      std::memcpy(tile + b * 128 + lane * 4, &low, sizeof(low));
-      std::memcpy(tile + b * 128 + 64 + lane * 4, &high, sizeof(high));
+      std::memcpy(stored + b * 128 + lane * 4, &low, sizeof(low));
+      std::memcpy(stored + b * 128 + 64 + lane * 4, &high, sizeof(high));
     }
     for (int64_t b = 0; b < count / kNvfp4Block; ++b) {
       const int64_t block = column / kNvfp4Block + b;
@@ -100,7 +101,7 @@ bool PackFourBitRow(const WeightMatrix& w, const ScaleRule& rule, int64_t row, u
         if (rule.divisor == 1 || !AllZero(codes + block * (kNvfp4Block / 2))) known = false;
         scale = 0;
       }
-      tile[kTileCodeBytes + b * kPanelRows + lane] = scale;
+      tile[b * kPanelRows + lane] = scale;
     }
   }
   return known;
@@ -250,13 +251,13 @@ Nvfp4Matrix UnpackMatrix(const PackedMatrix& packed) {
       const uint8_t* tile = panel + block / kTileBlocks * kTileBytes;
       const int64_t b = block % kTileBlocks;
       uint32_t low, high;
-      std::memcpy(&low, tile + b * 128 + lane * 4, sizeof(low));
-      std::memcpy(&high, tile + b * 128 + 64 + lane * 4, sizeof(high));
+      std::memcpy(&low, tile + kTileScaleBytes + b * 128 + lane * 4, sizeof(low));
+      std::memcpy(&high, tile + kTileScaleBytes + b * 128 + 64 + lane * 4, sizeof(high));
       const uint64_t codes = Deinterleave(uint64_t{high} << 32 | low);
       std::memcpy(out.codes() + (row * packed.columns + block * kNvfp4Block) / 2, &codes,
                   sizeof(codes));
       out.block_scales()[row * (packed.columns / kNvfp4Block) + block] =
-          E4m3FromFloat(PackedScaleToFloat(tile[kTileCodeBytes + b * kPanelRows + lane]));
+          E4m3FromFloat(PackedScaleToFloat(tile[b * kPanelRows + lane]));
     }
   }
   return out;

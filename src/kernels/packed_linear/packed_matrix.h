@@ -3,13 +3,15 @@
 // tiles, 16 rows x 64 columns (FP8: 128). In a tile, blocks of 16 columns follow each other. Rows
 // are filled up to 16 and columns to a tile with zeros.
 //
-// kFourBit, 576 bytes a tile, exactly the 4.5 bits a weight of NVFP4: codes, then block scales.
-//   codes   two vectors of 64 bytes for each block; in vector v (0 or 1) byte 4 * row + i holds
-//           column 8v + i in its low and 8v + 4 + i in its high nibble
+// kFourBit, 576 bytes a tile, exactly the 4.5 bits a weight of NVFP4: block scales, then codes.
 //   scales  [4 blocks][16 rows], an E4M3 number as PackedScale: three bits of mantissa below five
 //           of exponent, bias 10, no subnormal numbers. Shifted left by 20 the byte is an fp32
 //           number, 2^-117 of its value. (Left as subnormals, rare scales below 2^-6 would cost
 //           processors of Intel over a hundred cycles each.)
+//   codes   two vectors of 64 bytes for each block; in vector v (0 or 1) byte 4 * row + i holds
+//           column 8v + i in its low and 8v + 4 + i in its high nibble
+//   The first block already needs the scales: standing first, they let a kernel touch the lines of
+//   a tile in ascending order, which the prefetchers of AMD insist on (docs/performance.md).
 //   NVFP4 keeps every code and scale; the global scale stays beside the bytes. MXFP4 becomes NVFP4
 //   without loss (tensor/mxfp4_to_nvfp4.h) where all its scales lie within 18 binades.
 //
@@ -41,8 +43,8 @@ enum class PackedFormat : uint8_t { kFourBit, kFp8, kBf16 };
 inline constexpr int64_t kPanelRows = 16;
 // Of kFourBit.
 inline constexpr int64_t kTileColumns = 64;
-inline constexpr int64_t kTileCodeBytes = kPanelRows * kTileColumns / 2;
-inline constexpr int64_t kTileBytes = kTileCodeBytes + kPanelRows * kTileColumns / 16;
+inline constexpr int64_t kTileScaleBytes = kPanelRows * kTileColumns / 16;
+inline constexpr int64_t kTileBytes = kTileScaleBytes + kPanelRows * kTileColumns / 2;
 
 struct TileShape {
   int64_t columns;

@@ -49,11 +49,11 @@ TEST(PackedMatrix, BytesStandWhereTheHeaderSays) {
       const uint8_t* tile = packed.matrix.data + (row / 16 * 2 + column / 64) * 576;
       const int64_t in_block = column % 16;
       const uint8_t byte =
-          tile[column % 64 / 16 * 128 + in_block / 8 * 64 + row % 16 * 4 + in_block % 4];
+          tile[64 + column % 64 / 16 * 128 + in_block / 8 * 64 + row % 16 * 4 + in_block % 4];
       const int code = in_block % 8 < 4 ? byte & 15 : byte >> 4;
       const int64_t element = row * 128 + column;
       EXPECT_EQ(code, row < 24 ? UnpackE2m1(codes, element) : 0);
-      EXPECT_EQ(tile[512 + column % 64 / 16 * 16 + row % 16],
+      EXPECT_EQ(tile[column % 64 / 16 * 16 + row % 16],
                 row < 24
                     ? PackedScale(static_cast<uint8_t>(w.scales[static_cast<size_t>(element / 16)]))
                     : 0);

@@ -12,12 +12,12 @@ namespace {
 constexpr int kTileBlocks = 4;
 
 uint8_t Code(const uint8_t* tile, int block, int row, int column) {
-  const uint8_t byte = tile[block * 128 + column / 8 * 64 + row * 4 + column % 4];
+  const uint8_t byte = tile[kTileScaleBytes + block * 128 + column / 8 * 64 + row * 4 + column % 4];
   return column % 8 < 4 ? byte & 15 : byte >> 4;
 }
 
 float Scale(const uint8_t* tile, int block, int row) {
-  return PackedScaleToFloat(tile[kTileCodeBytes + block * kPanelRows + row]);
+  return PackedScaleToFloat(tile[block * kPanelRows + row]);
 }
 
 // Calls element(panel, row of the panel, operand row) for everything that is asked for.

@@ -12,7 +12,7 @@ namespace {  // NOLINT(google-build-namespaces)
 
 struct PackedTile {
   static constexpr int64_t kTileBytes = 576;
-  static constexpr int64_t kCodeBytes = 512;
+  static constexpr int64_t kCodes = 64;  // the first, after the scales
 };
 
 // With activations of IntTile<planes>.

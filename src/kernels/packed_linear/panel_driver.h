@@ -15,8 +15,7 @@
 // With GEMV:
 //   kGemvTokens               up to so many tokens take tiles apart in registers, each for itself;
 //                             more share a strip of unpacked tiles
-//   kPrefetchBytes            how far ahead of the tile at hand a decode step fetches: the
-//                             hardware's own prefetcher stops at every page
+//   kPrefetchBytes            how far ahead of the tile at hand a decode step fetches on Intel
 //   AddParts(packed, x, sums) if there, a tile times one token, all parts, in place of Add
 // Without:
 //   MultiplyStrip<tokens>(unpacked, tiles, x, x_row_bytes, token_sums)   in place of Add
@@ -59,20 +58,39 @@ template <class A>
   A::Store(sums.parts, a.y + token * a.rows + panel * 16, rows < kRows ? rows : kRows);
 }
 
+[[gnu::always_inline]] inline void PrefetchLines(const uint8_t* first, int64_t lines) {
+  for (int64_t i = 0; i < lines; ++i) {
+    _mm_prefetch(reinterpret_cast<const char*>(first + i * 64), _MM_HINT_T1);
+  }
+}
 template <class A>
 [[gnu::always_inline]] inline void PrefetchTile(const uint8_t* tile) {
-  for (int64_t line = 0; line < A::kTileBytes; line += 64) {
-    _mm_prefetch(reinterpret_cast<const char*>(tile + line), _MM_HINT_T1);
+  PrefetchLines(tile, A::kTileBytes / 64);
+}
+
+// What a decode step fetches while it works on `tile`. AMD's prefetchers follow a thread's one
+// stream as long as its lines come in ascending order, and fetching what they fetch anyway only
+// takes buffers from the loads: they need no more than a start in every page. (Intel's are measured
+// with every line fetched.)
+template <class A>
+[[gnu::always_inline]] inline void FetchAhead(const uint8_t* tile, bool every_line) {
+  constexpr uintptr_t kPage = 4096;
+  const uintptr_t in_page = reinterpret_cast<uintptr_t>(tile) % kPage;
+  if (every_line) {
+    PrefetchTile<A>(tile + A::kPrefetchBytes);
+  } else if (in_page < A::kTileBytes) {
+    PrefetchLines(tile + (kPage - in_page), 4);
   }
 }
 
 template <class A, int tokens>
 void GemvPanel(const PackedArguments& a, int64_t panel) {
+  const bool every_line = __builtin_cpu_is("intel");
   const uint8_t* tile = a.w + panel * a.tiles * A::kTileBytes;
   const std::byte* x = a.x;
   typename A::Sums sums[A::kParts][tokens] = {};
   for (int64_t i = 0; i < a.tiles; ++i, tile += A::kTileBytes, x += A::kXTileBytes) {
-    PrefetchTile<A>(tile + A::kPrefetchBytes);
+    FetchAhead<A>(tile, every_line);
     const typename A::Packed packed(tile);
     if constexpr (requires { A::AddParts(packed, x, sums); }) {
       A::AddParts(packed, x, sums);

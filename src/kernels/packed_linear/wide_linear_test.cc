@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <random>
 
 #include "kernels/packed_linear/packed_linear.h"
@@ -177,9 +178,42 @@ TEST_P(WideLinear, TheWholeProductIsItsRangesOnAnyMachine) {
       for (const int threads : {1, 3}) {
         ThreadPool pool(threads);
         std::vector<float> y(expected.size(), NAN);
-        PackedLinear(Context(pool, isa), {x.data(), tokens, 320}, /*groups=*/1, packed.matrix,
-                     operands.data(), {y.data(), tokens, 200});
+        const PackedProduct product{&packed.matrix, {y.data(), tokens, 200}};
+        PackedLinear(Context(pool, isa), {x.data(), tokens, 320}, /*groups=*/1, {&product, 1},
+                     operands.data());
         EXPECT_EQ(y, expected) << CpuIsaName(isa) << ' ' << threads << ' ' << tokens;
+      }
+    }
+  }
+}
+
+TEST_P(WideLinear, SeveralProductsOfTheSameRowsAreEachAsAlone) {
+  const int64_t sizes[] = {200, 8, 16, 33, 512};
+  for (const int64_t tokens : {1, 8, 11}) {
+    const std::vector<float> x = Rows(tokens, 320, 12);
+    std::vector<std::byte> operands(static_cast<size_t>(tokens * MaxOperandRowBytes(320)));
+    std::vector<std::unique_ptr<WideWeights>> weights;
+    std::vector<std::unique_ptr<OwnedPacked>> packed;
+    std::vector<std::vector<float>> results;
+    std::vector<PackedProduct> products;
+    results.reserve(std::size(sizes));
+    for (const int64_t rows : sizes) {
+      weights.push_back(
+          std::make_unique<WideWeights>(GetParam(), rows, 320, static_cast<uint32_t>(rows)));
+      packed.push_back(std::make_unique<OwnedPacked>(weights.back()->matrix));
+      results.emplace_back(static_cast<size_t>(tokens * rows), NAN);
+      products.push_back({&packed.back()->matrix,
+                          {results.back().data(), tokens, rows},
+                          rows % 16 == 0 ? Rounding::kBf16 : Rounding::kNone});
+    }
+    for (const int threads : {1, 2, 3}) {
+      ThreadPool pool(threads);
+      for (auto& y : results) std::ranges::fill(y, NAN);
+      PackedLinear(Context(pool), {x.data(), tokens, 320}, /*groups=*/1, products, operands.data());
+      for (size_t i = 0; i < products.size(); ++i) {
+        std::vector<float> expected = Product(Kernels().front(), *products[i].w, x.data(), tokens);
+        for (float& y : expected) y = Round(products[i].rounding, y);
+        EXPECT_EQ(results[i], expected) << sizes[i] << ' ' << threads << ' ' << tokens;
       }
     }
   }
@@ -194,8 +228,9 @@ TEST_P(WideLinear, GroupsOfColumnsMeetTheirGroupsOfRows) {  // R124
       static_cast<size_t>(groups * tokens * MaxOperandRowBytes(columns)));
   std::vector<float> y(static_cast<size_t>(tokens * groups * rows), NAN);
   ThreadPool pool(2);
-  PackedLinear(Context(pool), {x.data(), tokens, groups * columns}, groups, packed.matrix,
-               operands.data(), {y.data(), tokens, groups * rows});
+  const PackedProduct product{&packed.matrix, {y.data(), tokens, groups * rows}};
+  PackedLinear(Context(pool), {x.data(), tokens, groups * columns}, groups, {&product, 1},
+               operands.data());
   for (int64_t t = 0; t < tokens; ++t) {
     for (int64_t n = 0; n < groups * rows; ++n) {
       const float* group = &x[static_cast<size_t>((t * groups + n / rows) * columns)];
@@ -262,8 +297,9 @@ TEST(PackedLinear4Bit, TheWholeProductCarriesTheGlobalScale) {
   for (const CpuIsa isa : SupportedCpuIsas()) {
     ThreadPool pool(2);
     std::vector<float> y(expected.size(), NAN);
-    PackedLinear(Context(pool, isa), {x.data(), 6, 320}, /*groups=*/1, packed.matrix,
-                 operands.data(), {y.data(), 6, 72});
+    const PackedProduct product{&packed.matrix, {y.data(), 6, 72}};
+    PackedLinear(Context(pool, isa), {x.data(), 6, 320}, /*groups=*/1, {&product, 1},
+                 operands.data());
     EXPECT_EQ(y, expected) << CpuIsaName(isa);
   }
 }
