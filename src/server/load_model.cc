@@ -1,0 +1,175 @@
+#include "server/load_model.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "base/memory_usage.h"
+#include "checkpoint/model_checkpoint.h"
+#include "engine/fake_executor.h"
+#include "engine/generation_config.h"
+#include "engine/model_executor.h"
+#include "server/fingerprint.h"
+#include "text/model_defaults.h"
+
+namespace halfbyte {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kFakeModelLen = 4096;
+constexpr int64_t kWindow = 128;
+
+std::string DirectoryName(const fs::path& directory) {
+  const fs::path path = fs::absolute(directory).lexically_normal();
+  const fs::path name = path.has_filename() ? path.filename() : path.parent_path().filename();
+  return name.empty() ? "model" : name.string();
+}
+
+// The token after each one: see FakeModel.
+Result<std::vector<int32_t>> Successors(const Tokenizer& tokenizer) {
+  std::vector<int32_t> next(static_cast<size_t>(tokenizer.vocab_size()));
+  const auto printable = [&](int32_t id) {
+    const auto bytes = tokenizer.TokenBytes(id);
+    return bytes && !tokenizer.IsSpecial(id) && !bytes->empty() &&
+           std::ranges::all_of(*bytes, [](char c) {
+             return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == ' ';
+           });
+  };
+  int32_t first = 0;
+  while (first < tokenizer.vocab_size() && !printable(first)) ++first;
+  if (first == tokenizer.vocab_size()) {
+    return MakeError("{}: no token is plain text, which --load-format fake would write",
+                     tokenizer.source());
+  }
+  int32_t follower = first;
+  for (int32_t id = tokenizer.vocab_size() - 1; id >= 0; --id) {
+    next[static_cast<size_t>(id)] = follower;
+    if (printable(id)) follower = id;
+  }
+  return next;
+}
+
+Result<std::unique_ptr<Executor>> MakeFake(const LoadOptions& options, const Tokenizer& tokenizer) {
+  const FakeModel& fake = *options.fake;
+  HB_ASSIGN_OR_RETURN(auto next, Successors(tokenizer));
+  const auto duration = [](double seconds) {
+    return std::chrono::nanoseconds(static_cast<int64_t>(seconds * 1e9));
+  };
+  std::this_thread::sleep_for(duration(fake.load_seconds));
+  FakeOptions made{
+      .limits = {.window = kWindow,
+                 .batch_tokens = options.transformer.batch_tokens,
+                 .max_model_len = options.max_model_len.value_or(kFakeModelLen),
+                 .vocabulary = tokenizer.vocab_size()},
+      .script = [next = std::move(next)](SequenceId, int64_t,
+                                         int32_t id) { return next[static_cast<size_t>(id)]; },
+      .step_time = duration(fake.step_seconds),
+      .token_time = duration(fake.token_seconds),
+      .fail_at_step = fake.fail_at_step};
+  KvPoolSizes& pools = made.limits.pools;
+  pools.state_slots = options.max_num_seqs;
+  pools.context_blocks =
+      options.max_num_seqs *
+      ((made.limits.max_model_len + kContextBlockTokens - 1) / kContextBlockTokens);
+  pools.tails = options.prefix_cache_snapshots.value_or(options.max_num_seqs);
+  pools.window_pages = KvPoolSizes::WindowPages(options.max_num_seqs, made.limits.batch_tokens,
+                                                pools.tails, kWindow);
+  return std::make_unique<FakeExecutor>(std::move(made));
+}
+
+Result<std::unique_ptr<Executor>> MakeExecutor(const LoadOptions& options, Transformer& model) {
+  constexpr int64_t kUnknownMemory = int64_t{1} << 31;
+  const int64_t memory =
+      options.kv_cache_bytes.value_or(AvailableMemoryBytes().value_or(kUnknownMemory) / 2);
+  return ModelExecutor::Create(model, {.max_sequences = options.max_num_seqs,
+                                       .max_model_len = options.max_model_len,
+                                       .kv_memory_bytes = memory,
+                                       .snapshots = options.prefix_cache_snapshots});
+}
+
+// How the experts, which are nearly all of the weights, are stored.
+Result<std::string> PrecisionOf(const fs::path& directory) {
+  HB_ASSIGN_OR_RETURN(const ModelCheckpoint checkpoint, ModelCheckpoint::Open(directory));
+  HB_ASSIGN_OR_RETURN(const StoredWeight weight,
+                      checkpoint.FindWeight(ModuleKey::Layer(0, Module::kExpertGate, 0)));
+  return std::string(StoredFormatName(weight.format));
+}
+
+Status ReadDefaults(const LoadOptions& options, ModelInfo& info) {
+  if (options.read_generation_config) {
+    HB_ASSIGN_OR_RETURN(info.sampling, ReadSamplingDefaults(options.directory));
+  }
+  if (!options.override_generation_config.empty()) {
+    const std::string source = "--override-generation-config";
+    HB_ASSIGN_OR_RETURN(const Json json, ParseJson(options.override_generation_config, source));
+    HB_ASSIGN_OR_RETURN(info.sampling, WithSamplingDefaults(info.sampling, json, source));
+  }
+  HB_ASSIGN_OR_RETURN(info.chat, ReadModelDefaults(options.directory));
+  info.chat.thinking = options.thinking.value_or(info.chat.thinking);
+  info.chat.reasoning_effort = options.reasoning_effort.value_or(info.chat.reasoning_effort);
+  return {};
+}
+
+// All but the executor.
+Status LoadParts(const LoadOptions& options, const ProgressListener& listener,
+                 ServedModel& served) {
+  listener({.label = "read tokenizer", .total = 1});
+  HB_ASSIGN_OR_RETURN(Tokenizer tokenizer, Tokenizer::Load(options.directory / "tokenizer.json"));
+  served.tokenizer = std::make_unique<Tokenizer>(std::move(tokenizer));
+  served.info.tokenizer = served.tokenizer.get();
+  HB_RETURN_IF_ERROR(ReadDefaults(options, served.info));
+  served.pool = std::make_unique<ThreadPool>(options.threads);
+  HB_ASSIGN_OR_RETURN(served.info.system_fingerprint, SystemFingerprint(options));
+  listener({.label = "load weights", .total = 1});
+  if (options.fake) {
+    served.info.precision = "fake";
+    served.info.kv_cache_dtype = "fake";
+    return {};
+  }
+  HB_ASSIGN_OR_RETURN(served.info.precision, PrecisionOf(options.directory));
+  TransformerOptions transformer = options.transformer;
+  transformer.on_load = listener;
+  served.info.kv_cache_dtype = transformer.math == MathMode::kFp32 ? "fp32" : "fp8";
+  HB_ASSIGN_OR_RETURN(served.transformer,
+                      Transformer::Load(options.directory, transformer, Context(*served.pool)));
+  for (const int64_t id : served.transformer->config().eos_token_ids) {
+    served.info.eos_ids.push_back(static_cast<int32_t>(id));
+  }
+  return {};
+}
+
+}  // namespace
+
+ModelInfo Announce(const LoadOptions& options) {
+  ModelInfo info;
+  info.served_names = options.served_names;
+  if (info.served_names.empty()) info.served_names.push_back(DirectoryName(options.directory));
+  info.created = std::chrono::duration_cast<std::chrono::seconds>(
+                     std::chrono::system_clock::now().time_since_epoch())
+                     .count();
+  return info;
+}
+
+tl::expected<ServedModel, LoadFailure> LoadServedModel(const LoadOptions& options,
+                                                       const ProgressListener& listener) {
+  ServedModel served{.info = Announce(options)};
+  if (auto loaded = LoadParts(options, listener, served); !loaded) {
+    return tl::unexpected(LoadFailure{LoadFailure::Kind::kModel, loaded.error().message});
+  }
+  auto executor = options.fake ? MakeFake(options, *served.tokenizer)
+                               : MakeExecutor(options, *served.transformer);
+  if (!executor) {
+    return tl::unexpected(LoadFailure{LoadFailure::Kind::kMemory, executor.error().message});
+  }
+  served.executor = *std::move(executor);
+  served.info.max_model_len = served.executor->limits().max_model_len;
+  served.info.vocabulary = served.executor->limits().vocabulary;
+  return served;
+}
+
+}  // namespace halfbyte

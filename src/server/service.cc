@@ -1,0 +1,370 @@
+#include "server/service.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "base/log.h"
+#include "server/page.h"
+#include "server/responses.h"
+#include "server/version.h"
+
+namespace halfbyte {
+namespace {
+
+constexpr int kWorkers = 2;
+constexpr size_t kMaxJobs = 1024;
+constexpr std::string_view kNoRoute = "none";
+constexpr int kClientGone = 499;  // no answer had begun; the number that others use in logs
+
+double SecondsSince(EngineClock::time_point start) {
+  return std::chrono::duration<double>(EngineClock::now() - start).count();
+}
+
+HttpResponse Plain(std::string_view content_type, std::string body) {
+  return {.head = {.fields = {{"Content-Type", std::string(content_type)}}},
+          .body = std::move(body)};
+}
+
+HttpResponse Page() {
+  HttpResponse page = Plain("text/html; charset=utf-8", std::string(kPage));
+  page.head.fields.Add("Content-Security-Policy", std::string(kPageSecurityPolicy));
+  page.head.fields.Add("X-Content-Type-Options", "nosniff");
+  page.head.fields.Add("Referrer-Policy", "no-referrer");
+  return page;
+}
+
+HttpResponse OfPool(const ApiResult<JsonAnswer>& answer) {
+  if (!answer) return ErrorResponse(answer.error());
+  HttpResponse response = JsonResponse(200, answer->body);
+  AddNotes(response.head.fields, answer->ignored, std::nullopt, answer->thinking);
+  return response;
+}
+
+ApiError NoKey() {
+  return {.status = 401,
+          .code = "invalid_api_key",
+          .message = "a valid API key is needed: Authorization: Bearer KEY, or x-api-key: KEY"};
+}
+
+ApiError NoRoute(const HttpRequest& head) {
+  std::string path = head.path.substr(0, 128);
+  std::ranges::replace_if(
+      path, [](char c) { return c < ' ' || c > '~'; }, '?');
+  return {.status = 404,
+          .code = "route_not_found",
+          .message = fmt::format("there is no {}; GET /openapi.json lists what there is", path)};
+}
+
+// What a body must be sent as.
+std::optional<ApiError> CheckBodyFields(const HttpRequest& head) {
+  const auto encoding = head.fields.Find("content-encoding");
+  const auto type = head.fields.Find("content-type");
+  if (encoding && *encoding != "identity") {
+    return ApiError{.status = 415,
+                    .code = "unsupported_content_encoding",
+                    .message = "a compressed body is not taken; send it without Content-Encoding"};
+  }
+  if (!type || !IsJsonContentType(*type)) {
+    return ApiError{.status = 415,
+                    .code = "unsupported_media_type",
+                    .message = "the body must come as Content-Type: application/json, in UTF-8"};
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+// All that exists once the model is loaded. The engine ends first: it uses the rest.
+struct Service::Running {
+  ServedModel model;
+  OpenAiApi api;
+  std::unique_ptr<Engine> engine;
+  std::optional<GenerationContext> context;
+};
+
+// Counts and logs an answer when it ends, and adds what all answers have.
+class Service::TrackedReply : public HttpReply {
+ public:
+  TrackedReply(Service& service, const HttpRequest& request, const RouteRule& rule)
+      : service_(service),
+        rule_(rule),
+        method_(KnownMethod(request.method)),
+        call_(std::make_shared<CallRecord>()) {
+    call_->id = request.id;
+    call_->route = rule.pattern;
+    call_->arrival = request.arrival;
+    service.AddOrigin(request, fields_);
+  }
+
+  ~TrackedReply() override {
+    reply_.reset();
+    service_.metrics_.CountAnswer(rule_.pattern, method_, status_, SecondsSince(call_->arrival));
+    if (rule_.generates) {
+      service_.log_.Answered(call_, status_, EngineClock::now());
+    } else {
+      spdlog::debug("request id={} route={} status={}", call_->id, call_->route, status_);
+    }
+  }
+
+  void Run(std::unique_ptr<HttpReply> reply) { reply_ = std::move(reply); }
+  const std::shared_ptr<CallRecord>& call() const { return call_; }
+
+  Output Poll() override {
+    Output output = reply_->Poll();
+    if (output.head) {
+      status_ = output.head->status;
+      for (const auto& [name, value] : fields_) output.head->fields.Add(name, value);
+      output.head->close |= service_.lifecycle_.phase() == Lifecycle::Phase::kDraining;
+    }
+    return output;
+  }
+
+ private:
+  Service& service_;
+  const RouteRule& rule_;
+  const std::string_view method_;
+  const std::shared_ptr<CallRecord> call_;
+  HttpFields fields_;
+  int status_ = kClientGone;
+  std::unique_ptr<HttpReply> reply_;
+};
+
+Service::Service(ServiceOptions options, ModelInfo announced, std::unique_ptr<ApiKeys> keys)
+    : options_(std::move(options)),
+      announced_(std::move(announced)),
+      keys_(std::move(keys)),
+      metrics_(options_.metrics_prefix, announced_.served_names.front()),
+      pool_(std::make_unique<WorkPool>(kWorkers, kMaxJobs)) {}
+
+Service::~Service() {
+  pool_.reset();
+  // The engine's last reports come to us.
+  owned_running_.reset();
+}
+
+Status Service::Start(ServedModel model) {
+  const EngineOptions engine_options{.scheduler = options_.scheduler,
+                                     .max_queued_requests = options_.max_queued_requests,
+                                     .eos_ids = model.info.eos_ids,
+                                     .processed_logprobs = options_.processed_logprobs,
+                                     .pool = model.pool.get()};
+  const ModelInfo info = model.info;
+  auto running = std::unique_ptr<Running>(
+      new Running{.model = std::move(model), .api = OpenAiApi(info, options_.api)});
+  HB_ASSIGN_OR_RETURN(running->engine,
+                      Engine::Start(std::move(running->model.executor),
+                                    running->model.tokenizer.get(), engine_options, this));
+  running->context.emplace(GenerationContext{.api = running->api,
+                                             .engine = *running->engine,
+                                             .log = log_,
+                                             .metrics = metrics_,
+                                             .overload_status = options_.overload_status,
+                                             .ping_interval = options_.sse_ping_interval,
+                                             .queue_timeout = options_.queue_timeout,
+                                             .request_timeout = options_.request_timeout,
+                                             .log_prompts = options_.log_prompts});
+  owned_running_ = std::move(running);
+  running_ = owned_running_.get();
+  lifecycle_.SetReady();
+  return {};
+}
+
+std::optional<EngineStatistics> Service::Statistics() const {
+  const Running* running = running_;
+  if (running == nullptr) return std::nullopt;
+  return running->engine->Statistics();
+}
+
+void Service::Drain() {
+  lifecycle_.SetDraining();
+  if (const Running* running = running_) running->engine->Drain();
+}
+
+void Service::CancelAll() {
+  if (const Running* running = running_) running->engine->CancelAll(CancelCause::kShutdown);
+}
+
+void Service::OnFinished(const RequestReport& report) {
+  metrics_.OnFinished(report);
+  log_.Finished(report);
+}
+
+std::optional<RouteMatch> Service::Find(const HttpRequest& request) const {
+  std::string_view path = request.path;
+  const std::string& root = options_.root_path;
+  if (!root.empty() && path.starts_with(root) &&
+      (path.size() == root.size() || path[root.size()] == '/')) {
+    path.remove_prefix(root.size());
+  }
+  return FindRoute(path.empty() ? "/" : path);
+}
+
+std::optional<HttpResponse> Service::CheckHead(const HttpRequest& head) {
+  auto refusal = Refusal(head);
+  if (!refusal) return std::nullopt;
+  const auto match = Find(head);
+  metrics_.CountAnswer(match ? match->rule->pattern : kNoRoute, KnownMethod(head.method),
+                       refusal->head.status, SecondsSince(head.arrival));
+  spdlog::debug("request id={} refused with status={}", head.id, refusal->head.status);
+  AddOrigin(head, refusal->head.fields);
+  return refusal;
+}
+
+std::optional<HttpResponse> Service::Refusal(const HttpRequest& head) {
+  const auto match = Find(head);
+  const RouteRule* rule = match ? match->rule : nullptr;
+  if (head.method == "OPTIONS" && (rule != nullptr || head.path == "*")) {
+    return Preflight(head, rule);
+  }
+  if (!(rule != nullptr && rule->open) && !keys_->Admit(head.fields)) {
+    HttpResponse response = ErrorResponse(NoKey());
+    response.head.fields.Add("WWW-Authenticate", "Bearer realm=\"halfbyte\"");
+    response.head.fields.Add("WWW-Authenticate", "Basic realm=\"halfbyte\", charset=\"UTF-8\"");
+    return response;
+  }
+  if (rule == nullptr) return ErrorResponse(NoRoute(head));
+  const bool reads = head.method == "GET" || head.method == "HEAD";
+  if (rule->posts ? head.method != "POST" : !reads) {
+    HttpResponse response =
+        ErrorResponse({.status = 405,
+                       .code = "method_not_allowed",
+                       .message = fmt::format("{} takes {} only", rule->pattern, rule->allow())});
+    response.head.fields.Add("Allow", std::string(rule->allow()));
+    return response;
+  }
+  if (rule->posts) {
+    if (const auto error = CheckBodyFields(head)) return ErrorResponse(*error);
+  }
+  if (const auto error = Unavailable(*rule)) {
+    if (rule->generates) metrics_.CountRejection(error->code);
+    HttpResponse response = ErrorResponse(*error);
+    response.head.close = error->code == "draining";
+    return response;
+  }
+  return std::nullopt;
+}
+
+std::optional<ApiError> Service::Unavailable(const RouteRule& rule) const {
+  const Lifecycle::Phase phase = lifecycle_.phase();
+  if (rule.needs_model && running_ == nullptr) {
+    const double left = lifecycle_.progress().seconds_left();
+    return ApiError{
+        .status = 503,
+        .code = "model_loading",
+        .message = "the model is being loaded; GET /ready says how far it is",
+        .retry_after_seconds = static_cast<int64_t>(std::clamp(std::ceil(left), 1., 60.))};
+  }
+  if (rule.generates && phase == Lifecycle::Phase::kDraining) {
+    return ApiError{.status = 503,
+                    .code = "draining",
+                    .message = "the server is shutting down and takes no new requests",
+                    .retry_after_seconds = 5};
+  }
+  return std::nullopt;
+}
+
+const std::string* Service::AllowedOrigin(const HttpRequest& request) const {
+  const auto origin = request.fields.Find("origin");
+  if (!origin) return nullptr;
+  const auto allowed = std::ranges::find_if(
+      options_.allowed_origins, [&](const std::string& o) { return o == "*" || o == *origin; });
+  return allowed == options_.allowed_origins.end() ? nullptr : &*allowed;
+}
+
+void Service::AddOrigin(const HttpRequest& request, HttpFields& fields) const {
+  const std::string* origin = AllowedOrigin(request);
+  if (origin == nullptr) return;
+  fields.Add("Access-Control-Allow-Origin", *origin);
+  fields.Add("Access-Control-Expose-Headers",
+             "x-request-id, x-halfbyte-ignored, x-halfbyte-thinking, x-halfbyte-clamped, "
+             "Retry-After");
+  fields.Add("Vary", "Origin");
+}
+
+// Browsers ask before they let a page of another origin call; AddOrigin says whether it may.
+HttpResponse Service::Preflight(const HttpRequest& head, const RouteRule* rule) const {
+  const std::string allow(rule != nullptr ? rule->allow() : "GET, HEAD, POST");
+  HttpResponse response{.head = {.status = 204, .fields = {{"Allow", allow + ", OPTIONS"}}}};
+  if (AllowedOrigin(head) == nullptr) return response;
+  response.head.fields.Add("Access-Control-Allow-Methods", allow);
+  response.head.fields.Add("Access-Control-Allow-Headers",
+                           "Authorization, Content-Type, x-api-key, x-request-id");
+  response.head.fields.Add("Access-Control-Max-Age", "600");
+  return response;
+}
+
+std::unique_ptr<HttpReply> Service::Handle(HttpRequest request, Wake wake) {
+  const RouteMatch match = *Find(request);  // CheckHead has seen to that
+  auto tracked = std::make_unique<TrackedReply>(*this, request, *match.rule);
+  tracked->Run(Dispatch(match, std::move(request), std::move(wake), tracked->call()));
+  return tracked;
+}
+
+std::unique_ptr<HttpReply> Service::Dispatch(const RouteMatch& match, HttpRequest request,
+                                             Wake wake, const std::shared_ptr<CallRecord>& call) {
+  const RouteRule& rule = *match.rule;
+  if (!rule.needs_model) return ReplyWith(AnswerNow(match));
+  if (!rule.generates) return OnPool(rule.id, std::move(request), std::move(wake));
+  const Running* running = running_;
+  return Generate(*running->context, *pool_, rule.id == RouteId::kChat, std::move(request),
+                  std::move(wake), call);
+}
+
+std::unique_ptr<HttpReply> Service::OnPool(RouteId route, HttpRequest request, Wake wake) {
+  const OpenAiApi& api = running_.load()->api;
+  const auto body = std::make_shared<const std::string>(std::move(request.body));
+  const auto work = [&api, route, body] {
+    switch (route) {
+      case RouteId::kTokenize:
+        return OfPool(api.Tokenize(*body));
+      case RouteId::kDetokenize:
+        return OfPool(api.Detokenize(*body));
+      default:
+        return OfPool(api.Render(*body));
+    }
+  };
+  auto reply = AnswerOnPool(*pool_, work, std::move(wake));
+  if (reply == nullptr) return ReplyWith(ErrorResponse(PoolIsFull(options_.overload_status)));
+  return reply;
+}
+
+HttpResponse Service::AnswerNow(const RouteMatch& match) {
+  const Running* running = running_;
+  const ModelInfo& model = running != nullptr ? running->api.model() : announced_;
+  switch (match.rule->id) {
+    case RouteId::kLive:
+      return lifecycle_.Live(EngineClock::now());
+    case RouteId::kReady:
+      return lifecycle_.Ready();
+    case RouteId::kModels:
+      return JsonResponse(200, ModelsBody(model));
+    case RouteId::kModel: {
+      const auto body = ModelBody(model, match.model_id);
+      return body ? JsonResponse(200, *body) : ErrorResponse(body.error());
+    }
+    case RouteId::kMetrics:
+      return Plain("text/plain; version=0.0.4; charset=utf-8", MetricsText());
+    case RouteId::kVersion:
+      return JsonResponse(200, VersionBody("cpu"));
+    case RouteId::kOpenApi:
+      return JsonResponse(200, OpenApiDocument(options_.api));
+    default:
+      return Page();
+  }
+}
+
+std::string Service::MetricsText() {
+  const bool loading = running_ == nullptr;
+  return metrics_.Text(
+      {.load_progress = loading ? lifecycle_.progress().share() : 1, .engine = Statistics()});
+}
+
+HttpResponse Service::Answer(const HttpFault& fault, const HttpRequest& request) {
+  metrics_.CountAnswer(kNoRoute, KnownMethod(request.method), fault.status, 0);
+  spdlog::debug("request id={} refused with status={}: {}", request.id, fault.status,
+                fault.message);
+  return ErrorResponse({.status = fault.status, .code = fault.code, .message = fault.message});
+}
+
+}  // namespace halfbyte
