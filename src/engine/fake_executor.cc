@@ -45,6 +45,7 @@ FakeExecutor::FakeExecutor(FakeOptions options) : options_(std::move(options)) {
 }
 
 Result<MatrixView<const float>> FakeExecutor::Run(const StepPlan& plan) {
+  const auto start = std::chrono::steady_clock::now();
   if (++steps_ == options_.fail_at_step) return MakeError("fake: told to fail at step {}", steps_);
   for (const TailMove& move : plan.saves) MoveTail(move, /*restore=*/false);
   for (const PageCopy& copy : plan.copies) Copy(copy);
@@ -57,7 +58,7 @@ Result<MatrixView<const float>> FakeExecutor::Run(const StepPlan& plan) {
   if (options_.wait) {
     options_.wait(time);
   } else if (time.count() > 0) {
-    std::this_thread::sleep_for(time);
+    std::this_thread::sleep_until(start + time);
   }
   return MatrixView<const float>{logits_.data(), plan.logits_rows(), options_.limits.vocabulary};
 }

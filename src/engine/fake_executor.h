@@ -25,8 +25,8 @@ struct FakeOptions {
   // Script mode: which token follows `token` at `position`. Null: memory mode.
   std::function<int32_t(SequenceId sequence, int64_t position, int32_t token)> script;
 
-  // How long a step takes, and who lets that time pass: by default the thread sleeps. A test may
-  // count instead, or stall.
+  // How long a step takes, and who lets that time pass: by default the thread sleeps for what its
+  // own work has left of it. A test may count instead, or stall.
   std::chrono::nanoseconds step_time{0};
   std::chrono::nanoseconds token_time{0};
   std::function<void(std::chrono::nanoseconds)> wait;
