@@ -3,21 +3,43 @@
 #include <fmt/format.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
-#include <boost/beast/http/status.hpp>
 #include <cerrno>
 #include <iterator>
+#include <utility>
 
 #include "base/check.h"
 
 namespace halfbyte {
 namespace {
 
+constexpr std::pair<int, std::string_view> kReasons[] = {
+    {200, "OK"},
+    {204, "No Content"},
+    {304, "Not Modified"},
+    {400, "Bad Request"},
+    {401, "Unauthorized"},
+    {403, "Forbidden"},
+    {404, "Not Found"},
+    {405, "Method Not Allowed"},
+    {408, "Request Timeout"},
+    {413, "Content Too Large"},
+    {414, "URI Too Long"},
+    {415, "Unsupported Media Type"},
+    {429, "Too Many Requests"},
+    {431, "Request Header Fields Too Large"},
+    {500, "Internal Server Error"},
+    {503, "Service Unavailable"},
+    {504, "Gateway Timeout"},
+};
+
+// May be empty: clients go by the number.
 std::string_view Reason(int status) {
-  const auto known = boost::beast::http::int_to_status(static_cast<unsigned>(status));
-  if (known == boost::beast::http::status::unknown) return "";
-  const auto reason = boost::beast::http::obsolete_reason(known);
-  return {reason.data(), reason.size()};
+  for (const auto& [known, reason] : kReasons) {
+    if (known == status) return reason;
+  }
+  return "";
 }
 
 void AppendField(std::string& head, std::string_view name, std::string_view value) {

@@ -1,19 +1,14 @@
 #include "http/connection.h"
 
-#include <arpa/inet.h>
 #include <fmt/format.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <poll.h>
-#include <sys/socket.h>
 
-#include <array>
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/redirect_error.hpp>
 
 #include "base/check.h"
+#include "http/client_socket.h"
 
 namespace halfbyte {
 namespace {
@@ -24,41 +19,7 @@ using std::chrono::steady_clock;
 constexpr size_t kHeadRoom = 4 << 10;     // bytes read at once, of heads and early ones
 constexpr size_t kBodyRoom = 64 << 10;    // and of bodies
 constexpr size_t kEarlyBytes = 16 << 10;  // of next requests that are read while a reply runs
-// What the kernel may hold for a client that reads slowly (it doubles the number).
-constexpr int kSendBufferBytes = 128 << 10;
 constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
-
-std::string PeerName(int socket) {
-  sockaddr_storage address{};
-  socklen_t size = sizeof(address);
-  if (::getpeername(socket, reinterpret_cast<sockaddr*>(&address), &size) != 0) return "gone";
-  std::array<char, INET6_ADDRSTRLEN> text{};
-  if (address.ss_family == AF_INET) {
-    const auto& v4 = reinterpret_cast<const sockaddr_in&>(address);
-    ::inet_ntop(AF_INET, &v4.sin_addr, text.data(), text.size());
-    return fmt::format("{}:{}", text.data(), ntohs(v4.sin_port));
-  }
-  if (address.ss_family == AF_INET6) {
-    const auto& v6 = reinterpret_cast<const sockaddr_in6&>(address);
-    ::inet_ntop(AF_INET6, &v6.sin6_addr, text.data(), text.size());
-    return fmt::format("[{}]:{}", text.data(), ntohs(v6.sin6_port));
-  }
-  return "unix";
-}
-
-// Errors do not matter: a unix socket has some of these options only.
-void SetOptions(int socket) {
-  const auto set = [&](int level, int name, int value) {
-    ::setsockopt(socket, level, name, &value, sizeof(value));
-  };
-  set(IPPROTO_TCP, TCP_NODELAY, 1);
-  set(SOL_SOCKET, SO_SNDBUF, kSendBufferBytes);
-  // A client whose machine is gone is noticed within two minutes, also while nothing is sent.
-  set(SOL_SOCKET, SO_KEEPALIVE, 1);
-  set(IPPROTO_TCP, TCP_KEEPIDLE, 60);
-  set(IPPROTO_TCP, TCP_KEEPINTVL, 15);
-  set(IPPROTO_TCP, TCP_KEEPCNT, 4);
-}
 
 }  // namespace
 
@@ -76,27 +37,37 @@ Connection::~Connection() { --(welcome_ == Welcome::kServe ? rules_.open : rules
 
 void Connection::Start() {
   asio::co_spawn(
-      thread_.context(), [self = shared_from_this()] { return self->Run(); }, asio::detached);
+      thread_.context(), [self = shared_from_this()] { return self->Run(); },
+      [](const std::exception_ptr& escaped) {
+        if (escaped) std::rethrow_exception(escaped);
+      });
 }
 
 Task<void> Connection::Run() {
   const auto self = shared_from_this();
   thread_.Add(self);
-  SetOptions(socket_.native_handle());
+  PrepareClientSocket(socket_.native_handle());
   Next next = Next::kServe;
-  if (welcome_ == Welcome::kTurnAway) {
-    RequestParser nothing(rules_.limits);
-    const HttpFault fault = {503, "too_many_connections",
-                             fmt::format("the server has {} connections already; try again later",
-                                         rules_.options.max_connections)};
-    next = co_await Refuse(fault, nothing);
+  while (next == Next::kServe && !rules_.stopping) {
+    if (welcome_ == Welcome::kServe) {
+      next = co_await ServeRequest();
+    } else {
+      next = co_await TurnAway();
+    }
   }
-  while (next == Next::kServe && !rules_.stopping) next = co_await ServeRequest();
   if (next == Next::kLinger) co_await Linger();
   error_code ignored;
   socket_.close(ignored);
   wake_target_->connection = nullptr;
   thread_.Remove(self);
+}
+
+Task<Connection::Next> Connection::TurnAway() {
+  RequestParser nothing(rules_.limits);
+  const HttpFault fault = {503, "too_many_connections",
+                           fmt::format("the server has {} connections already; try again later",
+                                       rules_.options.max_connections)};
+  co_return co_await Refuse(fault, nothing);
 }
 
 Task<Connection::Next> Connection::ServeRequest() {
@@ -118,7 +89,6 @@ Task<Connection::Next> Connection::ServeRequest() {
   }
   const std::optional<Next> after_body = co_await ReadPast(parser, RequestParser::State::kBody);
   if (after_body) co_return *after_body;
-  if (rules_.stopping) co_return Next::kClose;
   request.arrival = steady_clock::now();
   auto reply = rules_.handler->Handle(std::move(request), thread_.wakes().MakeWake(wake_target_));
   HB_CHECK(reply != nullptr, "a handler gave no reply");
@@ -148,8 +118,9 @@ Task<std::optional<Connection::Next>> Connection::ReadPast(RequestParser& parser
       socket_.send(asio::buffer(kContinue), 0, ignored);
     }
     const size_t count = co_await Read(in_body ? kBodyRoom : kHeadRoom);
+    if (rules_.stopping) co_return Next::kClose;
     if (count > 0) continue;
-    if (rules_.stopping || !parser.started()) co_return Next::kClose;
+    if (!parser.started()) co_return Next::kClose;
     if (timed_out_) {
       fault = {408, "request_timeout", "the request did not come to its end in time"};
     } else {
@@ -271,7 +242,7 @@ void Connection::OnTick(TimePoint now) {
     }
   } else if (writer_->state() == AnswerWriter::State::kBlocked) {
     if (now >= deadline_) Abandon();
-  } else if (!reads_ && ClientHungUp()) {
+  } else if (!reads_ && HasHungUp(socket_.native_handle())) {
     Abandon();
   } else if (now >= next_poll_) {
     Pump();
@@ -291,11 +262,6 @@ bool Connection::Abort() {
 void Connection::Abandon() {
   writer_.reset();
   socket_.cancel();
-}
-
-bool Connection::ClientHungUp() {
-  pollfd state = {.fd = socket_.native_handle(), .events = POLLRDHUP};
-  return ::poll(&state, 1, 0) > 0 && state.revents != 0;
 }
 
 }  // namespace halfbyte

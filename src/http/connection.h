@@ -53,6 +53,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   Task<void> Run();
   Task<Next> ServeRequest();
+  Task<Next> TurnAway();
   Task<std::optional<Next>> ReadPast(RequestParser& parser, RequestParser::State state);
   Task<size_t> Read(size_t room);
   Task<Next> Refuse(const HttpFault& fault, RequestParser& parser);
@@ -64,7 +65,6 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void AfterSending();
   void OnWritable();
   void Abandon();
-  bool ClientHungUp();
 
   ConnectionRules& rules_;
   IoThread& thread_;

@@ -7,7 +7,7 @@
 //
 // Everything of a connection happens on one IO thread: CheckHead, Handle, Poll and the destructor
 // of a reply are never called side by side for one connection, and must not block: they delay all
-// streams of that thread.
+// streams of that thread. They do not throw either: what escapes them ends the program.
 #pragma once
 
 #include <chrono>

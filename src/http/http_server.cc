@@ -6,19 +6,17 @@
 #include <boost/asio/basic_socket_acceptor.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
-#include <boost/asio/ip/tcp.hpp>
-#include <boost/asio/local/stream_protocol.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <future>
 
 #include "base/log.h"
 #include "http/connection.h"
+#include "http/listener.h"
 
 namespace halfbyte {
 namespace {
 
-using asio::ip::tcp;
 using boost::system::error_code;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
@@ -33,37 +31,6 @@ milliseconds TickOf(const HttpOptions& options) {
       std::min({options.head_timeout, options.body_timeout, options.idle_timeout,
                 options.write_timeout, options.linger_timeout, options.poll_interval});
   return std::clamp(shortest / 4, milliseconds(5), milliseconds(250));
-}
-
-Result<std::vector<tcp::endpoint>> Resolve(const HttpOptions& options) {
-  error_code error;
-  const auto address = asio::ip::make_address(options.host, error);
-  if (!error) return std::vector<tcp::endpoint>{{address, options.port}};
-  asio::io_context context;
-  std::vector<tcp::endpoint> endpoints;
-  for (const auto& entry : tcp::resolver(context).resolve(options.host, "", error)) {
-    endpoints.emplace_back(entry.endpoint().address(), options.port);
-  }
-  if (error || endpoints.empty()) {
-    return MakeError("--host {}: {}; give an address of this machine, such as 127.0.0.1",
-                     options.host, error.message());
-  }
-  return endpoints;
-}
-
-std::string Url(const tcp::endpoint& endpoint) {
-  const asio::ip::address address = endpoint.address();
-  return address.is_v6() ? fmt::format("http://[{}]:{}", address.to_string(), endpoint.port())
-                         : fmt::format("http://{}:{}", address.to_string(), endpoint.port());
-}
-
-// Is the socket file at `path` one that nobody listens to any more?
-bool IsLeftOver(const std::string& path) {
-  asio::io_context context;
-  asio::local::stream_protocol::socket probe(context);
-  error_code error;
-  probe.connect(path, error);
-  return error == asio::error::connection_refused;
 }
 
 }  // namespace
@@ -90,12 +57,8 @@ class HttpServer::State {
   int64_t connections() const { return rules_.open; }
 
  private:
-  Status ListenOnTcp(tcp::endpoint endpoint);
-  Status ListenOnUnixSocket(const std::string& path);
-  Result<Acceptor> Bound(const asio::generic::stream_protocol::endpoint& endpoint,
-                         std::string_view flag);
   Task<void> Accept(std::shared_ptr<Acceptor> acceptor);
-  void Welcome(IoThread& thread, Socket socket);
+  void Receive(IoThread& thread, Socket socket);
   template <class Visit>
   void VisitConnections(const Visit& visit);
 
@@ -108,54 +71,21 @@ class HttpServer::State {
 
 Status HttpServer::State::Listen() {
   const HttpOptions& options = rules_.options;
-  if (!options.unix_path.empty()) {
-    HB_RETURN_IF_ERROR(ListenOnUnixSocket(options.unix_path));
+  std::vector<Listener> listeners;
+  if (options.unix_path.empty()) {
+    HB_ASSIGN_OR_RETURN(listeners, ListenOnTcp(options.host, options.port));
   } else {
-    HB_ASSIGN_OR_RETURN(const auto endpoints, Resolve(options));
-    for (const tcp::endpoint& endpoint : endpoints) HB_RETURN_IF_ERROR(ListenOnTcp(endpoint));
+    HB_ASSIGN_OR_RETURN(Listener listener, ListenOnUnixSocket(options.unix_path));
+    listeners.push_back(std::move(listener));
   }
-  for (const auto& acceptor : acceptors_) {
-    asio::co_spawn(threads_[0]->context(), Accept(acceptor), asio::detached);
+  port_ = listeners[0].port();
+  for (Listener& listener : listeners) {
+    addresses_.push_back(listener.url());
+    const asio::generic::stream_protocol protocol(listener.family(), 0);
+    acceptors_.push_back(
+        std::make_shared<Acceptor>(threads_[0]->context(), protocol, listener.Release()));
+    asio::co_spawn(threads_[0]->context(), Accept(acceptors_.back()), asio::detached);
   }
-  return {};
-}
-
-Result<Acceptor> HttpServer::State::Bound(const asio::generic::stream_protocol::endpoint& endpoint,
-                                          std::string_view flag) {
-  Acceptor acceptor(threads_[0]->context());
-  error_code error;
-  acceptor.open(endpoint.protocol(), error);
-  if (!error) acceptor.set_option(Acceptor::reuse_address(true), error);
-  if (!error) acceptor.bind(endpoint, error);
-  if (!error) acceptor.listen(Acceptor::max_listen_connections, error);
-  if (error) return MakeError("{}: {}; choose another one", flag, error.message());
-  return acceptor;
-}
-
-Status HttpServer::State::ListenOnTcp(tcp::endpoint endpoint) {
-  if (endpoint.port() == 0) endpoint.port(port_);  // all addresses of a name have one port
-  HB_ASSIGN_OR_RETURN(
-      Acceptor acceptor,
-      Bound({endpoint.data(), endpoint.size(), IPPROTO_TCP},
-            fmt::format("--host {} --port {}", rules_.options.host, rules_.options.port)));
-  const auto local = acceptor.local_endpoint();
-  std::memcpy(endpoint.data(), local.data(), local.size());
-  port_ = endpoint.port();
-  addresses_.push_back(Url(endpoint));
-  acceptors_.push_back(std::make_shared<Acceptor>(std::move(acceptor)));
-  return {};
-}
-
-Status HttpServer::State::ListenOnUnixSocket(const std::string& path) {
-  if (path.size() >= sizeof(sockaddr_un::sun_path)) {
-    return MakeError("--uds {}: longer than the {} bytes a socket's path can have", path,
-                     sizeof(sockaddr_un::sun_path) - 1);
-  }
-  if (IsLeftOver(path)) ::unlink(path.c_str());
-  HB_ASSIGN_OR_RETURN(Acceptor acceptor, Bound(asio::local::stream_protocol::endpoint(path),
-                                               fmt::format("--uds {}", path)));
-  addresses_.push_back("unix:" + path);
-  acceptors_.push_back(std::make_shared<Acceptor>(std::move(acceptor)));
   return {};
 }
 
@@ -167,7 +97,7 @@ Task<void> HttpServer::State::Accept(std::shared_ptr<Acceptor> acceptor) {
     Socket socket =
         co_await acceptor->async_accept(thread.context(), asio::redirect_error(kAwait, error));
     if (!error) {
-      Welcome(thread, std::move(socket));
+      Receive(thread, std::move(socket));
     } else if (acceptor->is_open()) {
       spdlog::warn("cannot accept a connection: {}", error.message());
       pause.expires_after(kAcceptPause);
@@ -176,7 +106,7 @@ Task<void> HttpServer::State::Accept(std::shared_ptr<Acceptor> acceptor) {
   }
 }
 
-void HttpServer::State::Welcome(IoThread& thread, Socket socket) {
+void HttpServer::State::Receive(IoThread& thread, Socket socket) {
   using Welcome = Connection::Welcome;
   const bool full = rules_.open >= rules_.options.max_connections;
   if (full && rules_.turned_away >= kMaxTurnedAway) return;

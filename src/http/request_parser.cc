@@ -211,12 +211,12 @@ class RequestParser::Parser : public beast_http::basic_parser<true> {
   }
 
   void on_header_impl(error_code& error) override {
+    if (const auto id = request.fields.Find("x-request-id"); id && IsRequestId(*id)) {
+      request.id = *id;
+    }
     if (const std::string_view what = WhyAmbiguous(); !what.empty()) {
       FailBadRequest(what);
       return Leave(error);
-    }
-    if (const auto id = request.fields.Find("x-request-id"); id && IsRequestId(*id)) {
-      request.id = *id;
     }
     if (const auto length = content_length()) {
       request.content_length =

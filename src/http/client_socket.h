@@ -1,0 +1,17 @@
+// What the transport asks of and sets on a client's socket beside reading and writing.
+#pragma once
+
+#include <string>
+
+namespace halfbyte {
+
+// No delay of small pieces, a bounded send buffer, and probes that find clients whose machine has
+// gone within two minutes, also while nothing is sent.
+void PrepareClientSocket(int socket);
+
+std::string PeerName(int socket);  // "127.0.0.1:50412", "[::1]:50412", "unix"
+
+// Has the client closed or half-closed, behind whatever it sent before?
+bool HasHungUp(int socket);
+
+}  // namespace halfbyte
