@@ -30,6 +30,21 @@ double LargestResident(const LoadResult& load) {
   return largest;
 }
 
+// What /metrics said in the course of the load, thinned out.
+Json SamplesJson(const LoadResult& load) {
+  constexpr size_t kMost = 30;
+  Json samples = Json::array();
+  const size_t stride = std::max<size_t>(1, load.samples.size() / kMost);
+  for (size_t i = 0; i < load.samples.size(); i += stride) {
+    const MetricsSample& sample = load.samples[i];
+    samples.push_back({{"s", std::round(sample.seconds)},
+                       {"resident_mb", Rounded(sample.resident_bytes / 1e6)},
+                       {"open_files", sample.open_files},
+                       {"running", sample.running}});
+  }
+  return samples;
+}
+
 Json ServerJson(const ServeBenchRow& row) {
   return {{"cpu_us_per_token", Rounded(CpuMicrosecondsPerToken(row))},
           {"resident_mb_before", Rounded(SumOf(row.before, "process_resident_memory_bytes") / 1e6)},
@@ -40,6 +55,7 @@ Json ServerJson(const ServeBenchRow& row) {
           {"requests_ended", Growth(row, "halfbyte:request_success_total")},
           {"generation_tokens", Growth(row, "halfbyte:generation_tokens_total")},
           {"preemptions", Growth(row, "halfbyte:num_preemptions_total")},
+          {"samples", SamplesJson(row.load)},
           {"idle_afterwards", row.idle}};
 }
 

@@ -1,0 +1,95 @@
+"""The web page in headless Chromium: it loads, streams, stops, and shows text as text."""
+import subprocess
+
+import pytest
+
+from browser import Browser, chromium
+from served import FAKE, WORK, Server, until
+
+pytestmark = pytest.mark.skipif(chromium() is None, reason="no chromium: the page is not tested")
+
+ANSWER = "document.querySelector('.message.assistant:last-of-type .bubble > .text').textContent"
+FACTS = "document.querySelector('.message.assistant:last-of-type .facts').textContent"
+
+
+@pytest.fixture
+def browser(tmp_path):
+    with Browser(tmp_path / "profile") as started:
+        yield started
+        assert started.problems == []
+
+
+def send(browser, text):
+    browser.type("#prompt", text)
+    browser.press_enter()
+
+
+def test_it_streams_and_stops(fake, browser):
+    browser.open(fake.url + "/")
+    browser.until("document.querySelector('#state').dataset.state === 'ready'")
+    assert "4096" in browser.until("document.querySelector('#model').textContent")
+    send(browser, "Hello")
+    browser.until(f"{ANSWER}.length > 50")
+    assert fake.running() == 1
+    assert browser.value("!document.querySelector('#stop').hidden")
+    browser.screenshot(WORK / "page-streaming.png")
+    browser.click("#stop")
+    browser.until("document.querySelector('#stop').hidden")
+    fake.until_idle()
+    assert "stopped" in browser.value(FACTS) and "tokens/s" in browser.value(FACTS)
+    length = browser.value(f"{ANSWER}.length")
+    assert 50 < length < 4000
+    assert browser.value(f"{ANSWER}.length") == length
+
+
+def test_model_text_is_text_and_settings_reach_the_server(fake, browser):
+    browser.open(fake.url + "/")
+    browser.until("document.querySelector('#state').dataset.state === 'ready'")
+    browser.type("#max_tokens", "120")
+    browser.type("#temperature", "0")
+    browser.type("#system", "<b>Be brief.</b>")
+    browser.value("document.querySelector('#thinking').value = 'on'")
+    send(browser, "<img src=x onerror=alert(1)>")
+    browser.until(f"{FACTS}.includes('cut at the most tokens')")
+    thought = browser.value("document.querySelector('.thinking .text').textContent")
+    assert len(thought) == 120 and "<=>?@" in thought
+    assert browser.value("document.querySelectorAll('#messages img, #messages b').length") == 0
+    # The curl command says the same: it runs and asks for the same number of tokens.
+    command = browser.value("document.querySelector('#curl').textContent")
+    done = subprocess.run(["bash", "-c", command.replace("curl -N", "curl -sN")],
+                          capture_output=True, text=True, check=True)
+    assert '"completion_tokens":120' in done.stdout and "data: [DONE]" in done.stdout
+    # A second turn brings the first along.
+    browser.value("document.querySelector('#thinking').value = 'off'")
+    send(browser, "More")
+    browser.until(f"{ANSWER}.length === 120")
+    assert browser.value("document.querySelectorAll('.message').length") == 4
+    browser.dark(True)
+    browser.screenshot(WORK / "page-dark.png")
+    browser.click("#clear")
+    assert browser.value("document.querySelectorAll('.message').length") == 0
+
+
+def test_it_shows_loading_load_and_failures(browser):
+    with Server(*FAKE, "--fake-load-time", 1.5, "--fake-step-time", 0.02, wait=False) as server:
+        browser.open(server.port_from_log() + "/")
+        browser.until("document.querySelector('#state').dataset.state === 'loading'")
+        assert browser.value("!document.querySelector('#loading').hidden")
+        browser.screenshot(WORK / "page-loading.png")
+        browser.until("document.querySelector('#state').dataset.state === 'ready'")
+        assert browser.value("document.querySelector('#loading').hidden")
+        send(browser, "Hello")
+        browser.until("document.querySelector('#running').textContent === '1'")
+        browser.until("Number(document.querySelector('#rate-out').textContent) > 0")
+        browser.screenshot(WORK / "page-load.png")
+        browser.click("#stop")
+        server.until_idle()
+        browser.value("document.querySelector('#temperature').value = 9")
+        send(browser, "Too warm")
+        browser.until(f"{FACTS}.includes('temperature')")
+        server.signal()
+        until(lambda: server.process.poll() is not None, "the server ends")
+        browser.until("document.querySelector('#state').dataset.state === 'gone'")
+    # The server's 400 and its absence are told to the console too, by Chromium itself.
+    browser.problems = [problem for problem in browser.problems
+                        if problem.get("source") != "network"]

@@ -1,0 +1,182 @@
+"""What no decent client sends: the server answers 4xx and nobody else notices."""
+import json
+import re
+import socket
+import struct
+import threading
+
+import pytest
+
+from served import PATIENCE, until
+
+FIELDS = b"Host: x\r\nContent-Type: application/json\r\n"
+
+
+def post(path, body, fields=FIELDS):
+    return (b"POST %s HTTP/1.1\r\n%sContent-Length: %d\r\n\r\n%s" %
+            (path.encode(), fields, len(body), body))
+
+
+def connect(server):
+    connection = socket.create_connection(("127.0.0.1", server.port))
+    connection.settimeout(PATIENCE)
+    return connection
+
+
+def read_to_end(connection):
+    data = b""
+    while chunk := connection.recv(65536):
+        data += chunk
+    return data
+
+
+def exchange(server, data):
+    """(status, error object) of what the server answers to these bytes."""
+    with connect(server) as connection:
+        def send():
+            try:
+                connection.sendall(data)
+            except OSError:
+                pass  # the server need not read what it refuses
+        sender = threading.Thread(target=send)
+        sender.start()
+        answer = b""
+        while b"\r\n\r\n" not in answer:
+            chunk = connection.recv(65536)
+            assert chunk, f"closed without an answer: {answer!r}"
+            answer += chunk
+        head, _, body = answer.partition(b"\r\n\r\n")
+        length = int(re.search(rb"(?i)content-length: (\d+)", head).group(1))
+        while len(body) < length:
+            body += connection.recv(65536)
+    sender.join()
+    return int(head.split()[1]), json.loads(body)["error"]
+
+
+@pytest.fixture
+def undisturbed(fake):
+    """While the test runs, four streams do; afterwards not a token of them is missing."""
+    def read(results, number):
+        with connect(fake) as connection:
+            body = {"prompt": "a", "max_tokens": 1500, "stream": True, "return_token_ids": True}
+            connection.sendall(post("/v1/completions", json.dumps(body).encode(),
+                                    FIELDS + b"Connection: close\r\n"))
+            results[number] = read_to_end(connection).decode()
+
+    expected = fake.json("/v1/completions", {"prompt": "a", "max_tokens": 1500})
+    results = [None] * 4
+    threads = [threading.Thread(target=read, args=(results, i)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    until(lambda: fake.running() == 4, "the streams run")
+    yield
+    for thread in threads:
+        thread.join()
+    for result in results:
+        text = "".join(json.loads(line[6:])["choices"][0]["text"]
+                       for line in result.splitlines()
+                       if line.startswith("data: {"))
+        assert text == expected["choices"][0]["text"]
+        assert "data: [DONE]" in result
+
+
+def completions(**fields):
+    return post("/v1/completions", json.dumps({"prompt": "x"} | fields).encode())
+
+
+MALFORMED = {
+    "bad JSON": (post("/v1/completions", b'{"prompt": '), 400, "invalid_json", None),
+    "no object": (post("/v1/completions", b"[]"), 400, "invalid_json|invalid_value", None),
+    "empty body": (post("/v1/completions", b""), 400, "invalid_json", None),
+    "two objects": (post("/v1/completions", b'{"prompt":"x"}{}'), 400, "invalid_json", None),
+    "deep nesting": (post("/v1/completions", b'{"prompt":' + b"[" * 5000), 400, "invalid_json", None),
+    "invalid UTF-8": (post("/v1/completions", b'{"prompt": "\xff\xfe"}'), 400, "invalid_json", None),
+    "half a surrogate": (post("/v1/completions", b'{"prompt": "\\ud800"}'), 400,
+                         "invalid_json|invalid_value", None),
+    "prompt of another type": (completions(prompt={"a": 1}), 400, "invalid_value", "prompt"),
+    "a token that is none": (completions(prompt=[1, 10 ** 9]), 400, "invalid_value", "prompt"),
+    "a text for a number": (completions(max_tokens="5"), 400, "invalid_value", "max_tokens"),
+    "a truth for a number": (completions(n=True), 400, "invalid_value", "n"),
+    "negative": (completions(max_tokens=-5), 400, "invalid_value", "max_tokens"),
+    "huge": (completions(max_tokens=10 ** 40), 400, "invalid_value", "max_tokens"),
+    "huge exponent": (post("/v1/completions", b'{"prompt":"x","temperature":1e999}'), 400,
+                      "invalid_json|invalid_value", None),
+    "unknown model": (completions(model="nobody"), 404, "model_not_found", "model"),
+    "context overflow": (completions(prompt="x " * 9000), 400, "context_length_exceeded", "prompt"),
+    "10 MB body": (completions(prompt="x " * 5_000_000), 400, "context_length_exceeded", "prompt"),
+    "no prompt": (post("/v1/completions", b"{}"), 400, "missing_field", "prompt"),
+    "no messages": (post("/v1/chat/completions", b"{}"), 400, "missing_field", "messages"),
+    "another media type": (post("/v1/completions", b"{}", b"Host: x\r\nContent-Type: text/plain\r\n"),
+                           415, None, None),
+    "another route": (post("/v1/nothing", b"{}"), 404, "route_not_found", None),
+    "another method": (b"DELETE /v1/models HTTP/1.1\r\nHost: x\r\n\r\n", 405, "method_not_allowed",
+                       None),
+    "too large": (b"POST /v1/completions HTTP/1.1\r\n" + FIELDS + b"Content-Length: 99999999\r\n\r\n",
+                  413, "body_too_large", None),
+    "a negative length": (b"POST /v1/completions HTTP/1.1\r\n" + FIELDS +
+                          b"Content-Length: -1\r\n\r\n", 400, None, None),
+    "length and chunks": (b"POST /v1/completions HTTP/1.1\r\n" + FIELDS + b"Content-Length: 2\r\n"
+                          b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400, None, None),
+    "a chunk that is none": (b"POST /v1/completions HTTP/1.1\r\n" + FIELDS +
+                             b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", 400, None, None),
+    "no HTTP": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400, None, None),
+    "a long URL": (b"GET /" + b"a" * 5000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 414, None, None),
+    "a flood of headers": (b"GET /live HTTP/1.1\r\n" + b"x-a: 1\r\n" * 100_000, 431, None, None),
+    "one long header": (b"GET /live HTTP/1.1\r\nx-a: " + b"a" * 1_000_000, 431, None, None),
+}
+
+
+@pytest.mark.usefixtures("undisturbed")
+def test_malformed_requests_are_refused_with_the_field_named(fake):
+    for name, (data, status, code, param) in MALFORMED.items():
+        got, error = exchange(fake, data)
+        assert got == status, (name, error)
+        assert error["message"], name
+        assert code is None or re.fullmatch(code, error["code"]), (name, error)
+        assert param is None or (error["param"] or "").startswith(param), (name, error)
+
+
+@pytest.mark.usefixtures("undisturbed")
+def test_clients_that_leave_in_any_phase(fake):
+    request = completions(max_tokens=50, stream=True)
+    for length in (1, 10, 60, len(request) - 5, len(request)):
+        for linger in (False, True):
+            connection = connect(fake)
+            connection.sendall(request[:length])
+            if linger:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.close()
+    assert fake.request("/live")[0] == 200
+
+
+@pytest.mark.usefixtures("undisturbed")
+def test_slow_heads_and_bodies_are_ended(fake):
+    slow_head = [connect(fake) for _ in range(50)]
+    for connection in slow_head:
+        connection.sendall(b"GET /live HTTP/1.1\r\nx-slow: ")
+    for connection in slow_head:
+        answer = read_to_end(connection)
+        assert answer == b"" or answer.startswith(b"HTTP/1.1 408"), answer
+        connection.close()
+
+
+def test_early_bytes_of_a_next_request_wait(fake):
+    with connect(fake) as connection:
+        one = completions(max_tokens=3)
+        last = one.replace(b"Host: x", b"Host: x\r\nConnection: close")
+        connection.sendall(one + one + last)
+        answer = read_to_end(connection)
+    assert answer.count(b"HTTP/1.1 200") == 3
+    assert answer.count(b'"finish_reason":"length"') == 3
+
+
+def test_chunked_bodies_and_http_1_0(fake):
+    body = b'{"prompt":"a","max_tokens":3}'
+    with connect(fake) as connection:
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\n" + FIELDS + b"Connection: close\r\n"
+                           b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" %
+                           (len(body), body))
+        assert b'"text":"bcd"' in read_to_end(connection)
+    with connect(fake) as connection:
+        connection.sendall(post("/v1/completions", body).replace(b"HTTP/1.1", b"HTTP/1.0"))
+        assert b'"text":"bcd"' in read_to_end(connection)
