@@ -15,6 +15,15 @@ inline __m512 RawScales(const uint8_t* p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu8_epi32(bytes), 20));
 }
 
+// dot + the four products of each lane of w with the four bytes at x, spread by the instruction
+// itself: g++ 12 would have another one do that.
+inline __m512i AddProducts(__m512i dot, __m512i w, const std::byte* x) {
+  asm("vpdpbusd %2%{1to16%}, %1, %0"
+      : "+v"(dot)
+      : "v"(w), "m"(*reinterpret_cast<const std::byte(*)[4]>(x)));
+  return dot;
+}
+
 template <int planes>
 struct IntVnni : IntPackedTile<planes> {
   using Tile = IntPackedTile<planes>;
@@ -39,7 +48,8 @@ struct IntVnni : IntPackedTile<planes> {
     void Bytes(int b, __m512i* w) const {
       const __m512i table = _mm512_broadcast_i32x4(BiasedCodes());
       for (int v = 0; v < 2; ++v) {
-        const __m512i codes = _mm512_load_si512(tile + kCodes + b * 128 + v * 64);
+        __m512i codes = _mm512_load_si512(tile + kCodes + b * 128 + v * 64);
+        asm("" : "+v"(codes));  // loads are scarce, and g++ would load twice
         w[2 * v] = _mm512_permutexvar_epi8(codes, table);
         w[2 * v + 1] = _mm512_permutexvar_epi8(_mm512_srli_epi16(codes, 4), table);
       }
@@ -72,11 +82,11 @@ struct IntVnni : IntPackedTile<planes> {
     const auto at = [x](int64_t byte) { return _mm512_set1_epi32(LoadInt32(x + byte)); };
     __m512i dot = at(kBias + 4 * b);
     for (int v = 0; v < 4; ++v) {
-      dot = _mm512_dpbusd_epi32(dot, w[v], at(64 * (planes - 1) + 16 * b + 4 * v));
+      dot = AddProducts(dot, w[v], x + 64 * (planes - 1) + 16 * b + 4 * v);
     }
     if constexpr (planes == 2) {
       __m512i upper = _mm512_setzero_si512();
-      for (int v = 0; v < 4; ++v) upper = _mm512_dpbusd_epi32(upper, w[v], at(16 * b + 4 * v));
+      for (int v = 0; v < 4; ++v) upper = AddProducts(upper, w[v], x + 16 * b + 4 * v);
       dot = _mm512_add_epi32(dot, _mm512_slli_epi32(upper, 8));
     }
     const __m512 scale = _mm512_castsi512_ps(at(kScale + 4 * b));

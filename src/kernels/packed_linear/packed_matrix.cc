@@ -163,13 +163,14 @@ bool PackFp8Row(const WeightMatrix& w, int64_t row, uint8_t* panel) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(pairs),
                      _mm_or_si128(_mm_slli_epi16(values, 8), _mm_srli_epi16(values, 8)));
     uint8_t* tile = panel + column / kTile.columns * kTile.bytes;
-    uint8_t* to = tile + column % kTile.columns * kPanelRows + lane / 4 * 16 + lane % 4 * 2;
+    uint8_t* to =
+        tile + kTileScaleBytes + column % kTile.columns * kPanelRows + lane / 4 * 16 + lane % 4 * 2;
     for (int i = 0; i < 8; ++i) {
       std::memcpy(to + i / 2 * 64 + i % 2 * 8, &pairs[i], sizeof(pairs[i]));
     }
     if (column % kTile.columns == 0) {
       const float scale = Fp8WeightScale(w, row, column);
-      std::memcpy(tile + kTile.columns * kPanelRows + lane * 4, &scale, sizeof(scale));
+      std::memcpy(tile + lane * 4, &scale, sizeof(scale));
     }
   }
   return _mm_movemask_epi8(nan) == 0;

@@ -1,7 +1,9 @@
 // A weight matrix [rows, columns] rearranged once at load, so that the kernels of packed_linear.h
 // read it as one sequential stream. Panels of 16 rows follow each other; a panel is a sequence of
 // tiles, 16 rows x 64 columns (FP8: 128). In a tile, blocks of 16 columns follow each other. Rows
-// are filled up to 16 and columns to a tile with zeros.
+// are filled up to 16 and columns to a tile with zeros. A tile's scales stand first, since its
+// first block needs them: lines touched in ascending order are what AMD's prefetchers follow
+// (docs/performance.md).
 //
 // kFourBit, 576 bytes a tile, exactly the 4.5 bits a weight of NVFP4: block scales, then codes.
 //   scales  [4 blocks][16 rows], an E4M3 number as PackedScale: three bits of mantissa below five
@@ -10,15 +12,13 @@
 //           processors of Intel over a hundred cycles each.)
 //   codes   two vectors of 64 bytes for each block; in vector v (0 or 1) byte 4 * row + i holds
 //           column 8v + i in its low and 8v + 4 + i in its high nibble
-//   The first block already needs the scales: standing first, they let a kernel touch the lines of
-//   a tile in ascending order, which the prefetchers of AMD insist on (docs/performance.md).
 //   NVFP4 keeps every code and scale; the global scale stays beside the bytes. MXFP4 becomes NVFP4
 //   without loss (tensor/mxfp4_to_nvfp4.h) where all its scales lie within 18 binades.
 //
 // kBf16, 2048 bytes a tile: bf16 numbers, eight pairs of columns a block, each [16 rows][odd
 //   column, even column]. Numbers below 2^-52 become 0.
 //
-// kFp8, 2112 bytes a tile: E4M3 bytes, then one fp32 scale for each of the 16 rows.
+// kFp8, 2112 bytes a tile: one fp32 scale for each of the 16 rows, then E4M3 bytes.
 //   bytes   four vectors of 64 bytes for each block, two pairs in each:
 //           [4 groups of 4 rows][2 pairs of columns][4 rows][odd column, even column]
 //   Not for matrices with a NaN among their bytes or with scales that change within 128 columns.
@@ -41,9 +41,9 @@ namespace halfbyte {
 enum class PackedFormat : uint8_t { kFourBit, kFp8, kBf16 };
 
 inline constexpr int64_t kPanelRows = 16;
+inline constexpr int64_t kTileScaleBytes = 64;  // of kFourBit and kFp8
 // Of kFourBit.
 inline constexpr int64_t kTileColumns = 64;
-inline constexpr int64_t kTileScaleBytes = kPanelRows * kTileColumns / 16;
 inline constexpr int64_t kTileBytes = kTileScaleBytes + kPanelRows * kTileColumns / 2;
 
 struct TileShape {
@@ -52,7 +52,7 @@ struct TileShape {
 };
 constexpr TileShape TileOf(PackedFormat format) {
   return format == PackedFormat::kFourBit ? TileShape{kTileColumns, kTileBytes}
-         : format == PackedFormat::kFp8   ? TileShape{128, kPanelRows * 128 + kPanelRows * 4}
+         : format == PackedFormat::kFp8   ? TileShape{128, kTileScaleBytes + kPanelRows * 128}
                                           : TileShape{64, kPanelRows * 64 * 2};
 }
 

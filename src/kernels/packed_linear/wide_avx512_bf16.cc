@@ -63,7 +63,7 @@ struct Bf16Weights {
 
 struct Fp8Weights {
   static constexpr int64_t kTileBytes = 2112;
-  static constexpr int64_t kScaleOffset = 2048;
+  static constexpr int64_t kScaleBytes = 64;  // before the rest
   static constexpr int64_t kPrefetchBytes = 3 * kTileBytes;
   static constexpr int kBlocks = 8;
   static constexpr int64_t kStripTiles = 2;
@@ -78,7 +78,7 @@ struct Fp8Weights {
         return _mm512_permutex2var_epi8(_mm512_load_si512(table), index,
                                         _mm512_load_si512(table + 64));
       };
-      const __m512i bytes = _mm512_load_si512(tile + b * 256 + v * 64);
+      const __m512i bytes = _mm512_load_si512(tile + kScaleBytes + b * 256 + v * 64);
       const __m512i lower = look_up(kE4m3.lower, bytes);
       // upper | (bytes & sign)
       const __m512i upper = _mm512_ternarylogic_epi32(look_up(kE4m3.upper, bytes), bytes,
@@ -87,7 +87,7 @@ struct Fp8Weights {
       w[1] = _mm512_unpackhi_epi8(lower, upper);
     }
     __m512 Scaled(__m512 dot, __m512 sum) const {
-      return _mm512_fmadd_ps(dot, _mm512_load_ps(tile + kScaleOffset), sum);
+      return _mm512_fmadd_ps(dot, _mm512_load_ps(tile), sum);
     }
   };
   struct Unpacked {
@@ -113,7 +113,7 @@ struct Fp8Weights {
         _mm512_store_si512(out.pairs + b * 512 + v * 128 + 64, w[1]);
       }
     }
-    _mm512_store_ps(out.scales, _mm512_load_ps(tile + kScaleOffset));
+    _mm512_store_ps(out.scales, _mm512_load_ps(tile));
   }
 };
 

@@ -20,12 +20,10 @@ T Load(const void* p) {
 
 float Fp8At(const uint8_t* tile, int64_t row, int64_t column) {
   const int64_t pair = column / 2;
-  return E4m3ToFloat(
-      tile[pair / 2 * 64 + row / 4 * 16 + pair % 2 * 8 + row % 4 * 2 + 1 - column % 2]);
+  return E4m3ToFloat(tile[kTileScaleBytes + pair / 2 * 64 + row / 4 * 16 + pair % 2 * 8 +
+                          row % 4 * 2 + 1 - column % 2]);
 }
-float Fp8Scale(const uint8_t* tile, int64_t row) {
-  return Load<float>(tile + TileOf(PackedFormat::kFp8).columns * kPanelRows + row * 4);
-}
+float Fp8Scale(const uint8_t* tile, int64_t row) { return Load<float>(tile + row * 4); }
 
 float Bf16At(const uint8_t* tile, int64_t row, int64_t column) {
   return ToFloat(Load<Bf16>(tile + column / 2 * 64 + row * 4 + (1 - column % 2) * 2));
