@@ -112,7 +112,8 @@ class RequestParser::Parser : public beast_http::basic_parser<true> {
     size_t skipped = 0;
     while (!started && bytes.substr(skipped).starts_with("\r\n")) skipped += 2;
     const std::string_view head = bytes.substr(skipped);
-    started |= !head.empty() && head != "\r";
+    if (head.empty() || (!started && head == "\r")) return skipped;
+    started = true;
     const std::string_view complete =
         CompleteHead(head.substr(0, static_cast<size_t>(limits_.head_bytes)));
     if (!complete.empty()) return skipped + Put(complete);

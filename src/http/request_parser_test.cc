@@ -124,6 +124,7 @@ TEST(RequestParser, RefusesWhatIsNotHttp) {
            "GET / HTTP/1.1\r\nHost: h\r\nX: a\x01\x62\r\n\r\n",
            "GET / HTTP/1.1\r\nHost: h\r\nX: a\rb\r\n\r\n",
            "\r\n\rGET / HTTP/1.1\r\nHost: h\r\n\r\n",
+           "\r\n\x08\r\n\r",
        }) {
     EXPECT_EQ(FaultOf(bytes), 400) << bytes;
   }
