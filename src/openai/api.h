@@ -11,6 +11,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -60,6 +62,7 @@ struct JsonAnswer {
 // GET /v1/models and /v1/models/{id}; also while the model loads (what is not known yet is null).
 std::string ModelsBody(const ModelInfo& model);
 ApiResult<std::string> ModelBody(const ModelInfo& model, std::string_view id);
+ApiError ModelNotFound(const ModelInfo& model, std::string_view id);
 
 class FieldTable;
 
@@ -80,12 +83,18 @@ class OpenAiApi {
   const ApiOptions& options() const { return options_; }
 
  private:
+  // Of bodies that fit the table.
+  ApiResult<void> ResolveCompletions(const nlohmann::json& body, GenerationCall& call) const;
+  ApiResult<void> ResolveChat(const nlohmann::json& body, GenerationCall& call) const;
+
   ModelInfo model_;
   ApiOptions options_;
+  std::vector<int32_t> chat_masks_;
+  std::optional<int32_t> think_end_;
   std::unique_ptr<const FieldTable> fields_;
 };
 
 // /openapi.json: OpenAPI 3.1 of every route of the server, from the table that checks the bodies.
-std::string OpenApiDocument(const ApiOptions& options);
+std::string OpenApiDocument(const ApiOptions& options, int overload_status = 429);
 
 }  // namespace halfbyte

@@ -40,7 +40,7 @@ Status CheckMessages(std::span<const ChatMessage> messages, const ChatOptions& o
     }
   }
   const bool ends_with_assistant = messages.back().role == ChatRole::kAssistant;
-  if (ends_with_assistant && !options.continue_final_message) {
+  if (ends_with_assistant && !options.continue_final_message && options.open_answer) {
     return MakeError(
         "messages[{}], the last one, is the assistant's; end with a user message, or set "
         "continue_final_message to have it continued",
@@ -79,7 +79,9 @@ class Renderer {
         User(i);
       }
     }
-    if (messages_.back().role != ChatRole::kAssistant) OpenAnswer(options_.thinking);
+    if (messages_.back().role != ChatRole::kAssistant && options_.open_answer) {
+      OpenAnswer(options_.thinking);
+    }
     return writer_.Take();
   }
 
@@ -113,7 +115,8 @@ class Renderer {
       writer_.Ours(kThinkEnd);
     }
     writer_.Theirs(messages_[i].content);
-    if (i + 1 < messages_.size()) writer_.Ours(kEnd);
+    const bool goes_on = i + 1 == messages_.size() && options_.continue_final_message;
+    if (!goes_on) writer_.Ours(kEnd);
   }
 
   std::span<const ChatMessage> messages_;
@@ -151,6 +154,9 @@ Result<std::vector<int32_t>> EncodeChat(const Tokenizer& tokenizer,
     HB_RETURN_IF_ERROR(tokenizer.IdOf(token));
   }
   HB_ASSIGN_OR_RETURN(const ChatPrompt prompt, RenderChat(messages, options, effort_texts));
+  if (options.control_tokens_in_content) {
+    return tokenizer.Encode(prompt.text, ControlTokens::kRecognized);
+  }
   return tokenizer.Encode(prompt.text, prompt.ours);
 }
 

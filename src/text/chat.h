@@ -41,6 +41,11 @@ struct ChatOptions {
   // A developer message as the model's own role, a user turn that is dropped with old reasoning.
   // Off, it is a system message, so that its instructions stay.
   bool native_developer_role = false;
+  // Ends with the opening of an answer. Off, the messages are all; a final assistant message is a
+  // finished turn then, unless it is continued.
+  bool open_answer = true;
+  // Control tokens are recognised in messages, too: what the reference library does.
+  bool control_tokens_in_content = false;
 };
 
 struct ChatPrompt {
@@ -52,8 +57,9 @@ struct ChatPrompt {
 // whatever stands before it, so a conversation may start with one; consecutive user messages are
 // one turn, joined by a blank line; a conversation that ends with a system message still gets the
 // opening of the answer; an assistant's reasoning is ignored where no reasoning is rendered.
-// Errors: no messages; a final assistant message without continue_final_message, or that option
-// without one; reasoning on another role; an effort whose text is missing ("prompt_data_missing:
+// Errors: no messages; a final assistant message without continue_final_message where an answer is
+// to be opened, or that option without one; reasoning on another role; an effort whose text is
+// missing ("prompt_data_missing:
 // ...").
 Result<ChatPrompt> RenderChat(std::span<const ChatMessage> messages, const ChatOptions& options,
                               const EffortTexts& effort_texts);

@@ -1,0 +1,32 @@
+// The bundled model's tokenizer as a served model, for the tests of this room.
+#pragma once
+
+#include <string>
+
+#include "base/check.h"
+#include "openai/api.h"
+
+namespace halfbyte {
+
+inline const Tokenizer& TestTokenizer() {
+  static const auto tokenizer =
+      Tokenizer::Load(std::string(HALFBYTE_SOURCE_DIR) + "/models/tiny-v4-nvfp4/tokenizer.json");
+  HB_CHECK(tokenizer, "{}", tokenizer.error().message);
+  return *tokenizer;
+}
+
+inline ModelInfo TestModel() {
+  ModelInfo model;
+  model.served_names = {"tiny", "alias"};
+  model.created = 1700000000;
+  model.tokenizer = &TestTokenizer();
+  model.max_model_len = 1000;
+  model.vocabulary = TestTokenizer().vocab_size();
+  model.eos_ids = {1};
+  model.system_fingerprint = "hb-0123456789ab";
+  model.precision = "nvfp4";
+  model.kv_cache_dtype = "fp8";
+  return model;
+}
+
+}  // namespace halfbyte
