@@ -119,7 +119,8 @@ struct Product {
     const MatrixView<const float> rows{x.data(), tokens, kSize};
     const MatrixView<float> out{y.data(), tokens, kSize};
     if (packed) {
-      const PackedProduct product{&matrices.packed(i), out};
+      const PackedMatrix w = matrices.packed(i);
+      const PackedProduct product{&w, out};
       PackedLinear(context, rows, /*groups=*/1, {&product, 1}, operands.data());
     } else {
       Linear(context, rows, matrices.stored(i), out);
