@@ -73,15 +73,21 @@ AnswerWriter::State AnswerWriter::Poll(std::string_view date) {
   }
   if (last_) reply_.reset();
   std::array<iovec, 3> pieces = {Piece(prefix_), Piece(body), Piece(suffix)};
-  return Send(pieces);
+  Send(pieces);
+  unsent_from_ = 0;
+  unsent_.clear();
+  for (const iovec& left : pieces) {
+    unsent_.append(static_cast<const char*>(left.iov_base), left.iov_len);
+  }
+  return state_;
 }
 
 AnswerWriter::State AnswerWriter::Continue() {
   HB_CHECK(state_ == State::kBlocked, "continued in state {}", static_cast<int>(state_));
-  std::string rest;
-  rest.swap(unsent_);
-  std::array<iovec, 1> pieces = {Piece(rest)};
-  return Send(pieces);
+  std::array<iovec, 1> pieces = {Piece(std::string_view(unsent_).substr(unsent_from_))};
+  Send(pieces);
+  unsent_from_ = unsent_.size() - pieces[0].iov_len;
+  return state_;
 }
 
 void AnswerWriter::StartAnswer(const HttpReply::Output& output, std::string_view date) {
@@ -112,7 +118,8 @@ void AnswerWriter::StartAnswer(const HttpReply::Output& output, std::string_view
   prefix_.append("\r\n");
 }
 
-AnswerWriter::State AnswerWriter::Send(std::span<iovec> pieces) {
+// Leaves in `pieces` what the socket did not take.
+void AnswerWriter::Send(std::span<iovec> pieces) {
   size_t left = 0;
   for (const iovec& piece : pieces) left += piece.iov_len;
   while (left > 0) {
@@ -120,9 +127,12 @@ AnswerWriter::State AnswerWriter::Send(std::span<iovec> pieces) {
     message.msg_iov = pieces.data();
     message.msg_iovlen = pieces.size();
     const ssize_t sent = ::sendmsg(socket_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (sent < 0 && errno == EINTR) continue;
-    if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK) return state_ = State::kBroken;
-    if (sent < 0) break;
+    if (sent < 0) {
+      if (errno == EINTR) continue;
+      const bool full = errno == EAGAIN || errno == EWOULDBLOCK;
+      state_ = full ? State::kBlocked : State::kBroken;
+      return;
+    }
     left -= static_cast<size_t>(sent);
     auto passed = static_cast<size_t>(sent);
     for (iovec& piece : pieces) {
@@ -132,11 +142,7 @@ AnswerWriter::State AnswerWriter::Send(std::span<iovec> pieces) {
       passed -= part;
     }
   }
-  for (const iovec& piece : pieces) {
-    unsent_.append(static_cast<const char*>(piece.iov_base), piece.iov_len);
-  }
-  if (left > 0) return state_ = State::kBlocked;
-  return state_ = last_ ? State::kDone : State::kWaiting;
+  state_ = last_ ? State::kDone : State::kWaiting;
 }
 
 }  // namespace halfbyte

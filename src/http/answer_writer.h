@@ -46,7 +46,7 @@ class AnswerWriter {
 
  private:
   void StartAnswer(const HttpReply::Output& output, std::string_view date);
-  State Send(std::span<iovec> pieces);
+  void Send(std::span<iovec> pieces);
 
   const int socket_;
   std::unique_ptr<HttpReply> reply_;
@@ -57,7 +57,8 @@ class AnswerWriter {
   bool has_body_ = true;
   bool last_ = false;   // the reply has nothing more
   std::string prefix_;  // head and chunk size of the output being sent; its capacity is reused
-  std::string unsent_;  // what the socket did not take
+  std::string unsent_;  // what the socket did not take, from unsent_from_ on
+  size_t unsent_from_ = 0;
 };
 
 }  // namespace halfbyte

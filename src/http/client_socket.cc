@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 
 #include <array>
+#include <string_view>
 
 namespace halfbyte {
 namespace {
@@ -46,6 +47,13 @@ std::string PeerName(int socket) {
     return fmt::format("[{}]:{}", text.data(), ntohs(v6.sin6_port));
   }
   return "unix";
+}
+
+bool InviteBody(int socket) {
+  constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
+  const ssize_t sent =
+      ::send(socket, kContinue.data(), kContinue.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  return sent == static_cast<ssize_t>(kContinue.size());
 }
 
 bool HasHungUp(int socket) {

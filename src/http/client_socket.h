@@ -11,6 +11,10 @@ void PrepareClientSocket(int socket);
 
 std::string PeerName(int socket);  // "127.0.0.1:50412", "[::1]:50412", "unix"
 
+// Sends "100 Continue", which a client may wait for before it sends a body. False: the connection
+// is of no use any more.
+bool InviteBody(int socket);
+
 // Has the client closed or half-closed, behind whatever it sent before?
 bool HasHungUp(int socket);
 

@@ -4,7 +4,6 @@
 
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/co_spawn.hpp>
-#include <boost/asio/detached.hpp>
 #include <boost/asio/redirect_error.hpp>
 
 #include "base/check.h"
@@ -19,7 +18,6 @@ using std::chrono::steady_clock;
 constexpr size_t kHeadRoom = 4 << 10;     // bytes read at once, of heads and early ones
 constexpr size_t kBodyRoom = 64 << 10;    // and of bodies
 constexpr size_t kEarlyBytes = 16 << 10;  // of next requests that are read while a reply runs
-constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
 
 }  // namespace
 
@@ -37,10 +35,7 @@ Connection::~Connection() { --(welcome_ == Welcome::kServe ? rules_.open : rules
 
 void Connection::Start() {
   asio::co_spawn(
-      thread_.context(), [self = shared_from_this()] { return self->Run(); },
-      [](const std::exception_ptr& escaped) {
-        if (escaped) std::rethrow_exception(escaped);
-      });
+      thread_.context(), [self = shared_from_this()] { return self->Run(); }, EndProgramIfThrown);
 }
 
 Task<void> Connection::Run() {
@@ -113,9 +108,8 @@ Task<std::optional<Connection::Next>> Connection::ReadPast(RequestParser& parser
     if (parser.state() != state) co_return std::nullopt;
     if (in_body) deadline_ = steady_clock::now() + options.body_timeout;
     if (parser.started() && !started) deadline_ = steady_clock::now() + options.head_timeout;
-    if (std::exchange(invites_body, false)) {
-      error_code ignored;
-      socket_.send(asio::buffer(kContinue), 0, ignored);
+    if (std::exchange(invites_body, false) && !InviteBody(socket_.native_handle())) {
+      co_return Next::kClose;
     }
     const size_t count = co_await Read(in_body ? kBodyRoom : kHeadRoom);
     if (rules_.stopping) co_return Next::kClose;

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <boost/asio/basic_socket_acceptor.hpp>
 #include <boost/asio/co_spawn.hpp>
-#include <boost/asio/detached.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <future>
@@ -84,7 +83,7 @@ Status HttpServer::State::Listen() {
     const asio::generic::stream_protocol protocol(listener.family(), 0);
     acceptors_.push_back(
         std::make_shared<Acceptor>(threads_[0]->context(), protocol, listener.Release()));
-    asio::co_spawn(threads_[0]->context(), Accept(acceptors_.back()), asio::detached);
+    asio::co_spawn(threads_[0]->context(), Accept(acceptors_.back()), EndProgramIfThrown);
   }
   return {};
 }

@@ -2,7 +2,6 @@
 
 #include <array>
 #include <boost/asio/co_spawn.hpp>
-#include <boost/asio/detached.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/redirect_error.hpp>
 
@@ -15,7 +14,7 @@ IoThread::IoThread(std::chrono::milliseconds tick)
   wakes_ =
       std::make_shared<WakeQueue>([this] { asio::post(context_, [this] { DeliverWakes(); }); });
   UpdateDate();
-  asio::co_spawn(context_, Tick(), asio::detached);
+  asio::co_spawn(context_, Tick(), EndProgramIfThrown);
   thread_ = std::thread([this] { context_.run(); });
 }
 

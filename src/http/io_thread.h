@@ -11,6 +11,7 @@
 #include <boost/asio/use_awaitable.hpp>
 #include <chrono>
 #include <ctime>
+#include <exception>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -28,6 +29,10 @@ using Timer = asio::steady_timer::rebind_executor<Executor>::other;
 template <class T>
 using Task = asio::awaitable<T, Executor>;
 inline constexpr asio::use_awaitable_t<Executor> kAwait;
+// Completes a coroutine: none of ours, and no handler, throws.
+inline void EndProgramIfThrown(const std::exception_ptr& thrown) {
+  if (thrown) std::rethrow_exception(thrown);
+}
 
 class IoThread {
  public:
