@@ -68,6 +68,9 @@ template <class A>
   PrefetchLines(tile, A::kTileBytes / 64);
 }
 
+template <class A>
+constexpr bool kAddsAllParts = requires { &A::AddParts; };
+
 // What a decode step fetches while it works on `tile`. AMD's prefetchers follow a thread's one
 // stream as long as its lines come in ascending order, and fetching what they fetch anyway only
 // takes buffers from the loads: they need no more than a start in every page. (Intel's are measured
@@ -85,14 +88,16 @@ template <class A>
 
 template <class A, int tokens>
 void GemvPanel(const PackedArguments& a, int64_t panel) {
-  const bool every_line = __builtin_cpu_is("intel");
+  // A tile that is gone through once for each part has no order of lines.
+  constexpr bool kInOrder = A::kParts == 1 || kAddsAllParts<A>;
+  const bool every_line = !kInOrder || __builtin_cpu_is("intel");
   const uint8_t* tile = a.w + panel * a.tiles * A::kTileBytes;
   const std::byte* x = a.x;
   typename A::Sums sums[A::kParts][tokens] = {};
   for (int64_t i = 0; i < a.tiles; ++i, tile += A::kTileBytes, x += A::kXTileBytes) {
     FetchAhead<A>(tile, every_line);
     const typename A::Packed packed(tile);
-    if constexpr (requires { A::AddParts(packed, x, sums); }) {
+    if constexpr (kAddsAllParts<A>) {
       A::AddParts(packed, x, sums);
     } else {
 #pragma GCC unroll 2
