@@ -218,7 +218,7 @@ TEST_F(HttpServerTest, AnswersEachKindOfBadRequestAndCloses) {
       {"nonsense\r\n\r\n", {400, "bad_request"}},
       {"\x16\x03\x01\x02\x01\x01", {400, "bad_request"}},
       {Get("/hello", "Host: again\r\n"), {400, "bad_request"}},
-      {chunked + "zz\r\n", {400, "bad_request"}},
+      {chunked + "zz\r\n\r\n", {400, "bad_request"}},
       {Get("/" + std::string(4096, 'u')), {414, "url_too_long"}},
       {"GET /" + flood, {414, "url_too_long"}},
       {Get("/hello", "X: " + flood + "\r\n"), {431, "headers_too_large"}},

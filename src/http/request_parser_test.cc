@@ -89,6 +89,19 @@ TEST(RequestParser, JoinsChunksAndForgetsTrailers) {
   EXPECT_EQ(outcome.request.fields.Find("X-Late"), std::nullopt);
 }
 
+TEST(RequestParser, TheLastChunkMayComeByteByByte) {
+  RequestParser parser({});
+  parser.Push("POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n");
+  const std::string body = "1\r\na\r\n0\r\n\r\n";
+  size_t taken = 0;
+  for (size_t end = 1; end <= body.size(); ++end) {
+    EXPECT_EQ(parser.state(), State::kBody);
+    taken += parser.Push(std::string_view(body).substr(taken, end - taken));
+  }
+  EXPECT_EQ(parser.state(), State::kDone);
+  EXPECT_EQ(parser.request().body, "a");
+}
+
 TEST(RequestParser, TakesUrlsInEveryFormAServerMustTake) {
   const auto path_of = [](const std::string& line) {
     return Parse(line + " HTTP/1.1\r\nHost: h\r\n\r\n").request.path;
@@ -162,7 +175,7 @@ TEST(RequestParser, RefusesWhatTwoServersCouldReadDifferently) {
 TEST(RequestParser, RefusesBrokenChunks) {
   const std::string head = "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n";
   for (const std::string body :
-       {"x\r\n", "-1\r\na\r\n", "2\r\nabc\r\n0\r\n\r\n", "1\nab\r\n", "FFFFFFFFFFFFFFFFF\r\n",
+       {"x\r\n\r\n", "-1\r\na\r\n", "2\r\nabc\r\n0\r\n\r\n", "1\nab\r\n", "FFFFFFFFFFFFFFFFF\r\n",
         "1 x\r\na\r\n", "0\r\nbroken trailer\r\n\r\n"}) {
     EXPECT_EQ(FaultOf(head + body), 400) << body;
   }
