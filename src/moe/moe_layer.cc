@@ -12,9 +12,12 @@
 namespace halfbyte {
 namespace {
 
-// Multiply-adds that outweigh the start of a piece of a parallel loop, and pieces per thread.
+// Multiply-adds that outweigh the start of a piece of a parallel loop.
 constexpr int64_t kMinPiece = 65536;
-constexpr int64_t kPiecesPerThread = 8;
+// Long pieces read memory faster, short ones let threads end together: so a piece is this part of
+// what is left for each thread, down to that part of all its work.
+constexpr int64_t kPartOfTheRest = 4;
+constexpr int64_t kLeastPart = 64;
 // Numbers that outweigh it where a row is made into an operand.
 constexpr int64_t kMinPrepared = 4096;
 // Output channels of a piece are a multiple of a block, so that register tiles stay whole.
@@ -33,16 +36,20 @@ void ForEachPiece(const Context& context, MoeWorkspace& workspace, int64_t chann
                   int64_t row_work, const Body& body) {
   const ExpertOffsets& offsets = workspace.plan.offsets();
   const int64_t work = offsets.rows() * channels * row_work;
-  const int64_t pieces = kPiecesPerThread * context.pool().threads();
-  const int64_t piece = std::max(kMinPiece, work / pieces);
+  const int64_t threads = context.pool().threads();
+  const int64_t least = std::max(kMinPiece, work / (kLeastPart * threads));
+  int64_t left = work;
   workspace.tasks.clear();
   for (int32_t i = 0; i < offsets.experts(); ++i) {
     const LocalExpert e{i};
     if (offsets.count(e) == 0) continue;
     const int64_t channel_work = std::max<int64_t>(1, offsets.count(e) * row_work);
-    const int64_t step = RoundUp(std::max<int64_t>(1, piece / channel_work), kChannelStep);
-    for (int64_t begin = 0; begin < channels; begin += step) {
-      workspace.tasks.push_back({e, begin, std::min(begin + step, channels)});
+    for (int64_t begin = 0, end; begin < channels; begin = end) {
+      const int64_t piece = std::max(least, left / (kPartOfTheRest * threads));
+      const int64_t step = RoundUp(std::max<int64_t>(1, piece / channel_work), kChannelStep);
+      end = begin + step + step / 2 < channels ? begin + step : channels;  // no crumbs
+      workspace.tasks.push_back({e, begin, end});
+      left -= (end - begin) * channel_work;
     }
   }
   const auto tasks = static_cast<int64_t>(workspace.tasks.size());
