@@ -83,8 +83,8 @@ def commit():
 def derived(load):
     """Figures that targets name and the bench does not print."""
     server, samples = load["server"], load["server"]["samples"]
-    load["growth_mib"] = round((server["resident_mb_most"] - server["resident_mb_before"]) / 1.048576,
-                               3)
+    growth_mb = server["resident_mb_most"] - server["resident_mb_before"]
+    load["growth_mib"] = round(growth_mb / 1.048576, 3)
     warm = samples[len(samples) // 4:]  # the first quarter warms up
     if len(warm) > 3:
         grown = (warm[-1]["resident_mb"] - warm[0]["resident_mb"]) / 1.048576
@@ -123,7 +123,7 @@ def run_case(arguments, name):
         first, second = (load["tokens_per_second"] for load in report["loads"][:2])
         report["speedup_8_over_1"] = round(second / first, 2)
         if second < 3 * first:
-            missed.append(f"8 clients get {second / first:.2f} times the tokens/s of 1, should be 3")
+            missed.append(f"8 clients get {second / first:.2f} times the tokens/s of 1, not 3")
     command = [word if " " not in word else f"'{word}'" for word in command]
     report = {"command": " ".join(command).replace(str(arguments.program), "halfbyte"),
               "targets": targets, "missed": missed} | report

@@ -24,6 +24,7 @@ using std::chrono::milliseconds;
 constexpr auto kLiveInterval = milliseconds(100);
 constexpr auto kMetricsInterval = milliseconds(1000);
 constexpr auto kBurstDelay = milliseconds(1000);
+constexpr int64_t kBurstPortion = 32;  // between two looks at what has come
 constexpr size_t kMaxFaultsTold = 5;
 
 constexpr std::array<std::string_view, 6> kMalformedBodies = {
@@ -110,12 +111,15 @@ Result<LoadResult> LoadRun::Run() {
   int64_t burst = options_.burst;
   std::array<epoll_event, 512> events;
   while ((unfinished_ > 0 || burst > 0) && Clock::now() < begin_ + options_.limit) {
-    if (burst > 0 && Clock::now() >= begin_ + kBurstDelay) {
-      AddAsking(Role::kBurst, std::exchange(burst, 0));
+    const bool bursting = burst > 0 && Clock::now() >= begin_ + kBurstDelay;
+    if (bursting) {
+      const int64_t portion = std::min(burst, kBurstPortion);
+      AddAsking(Role::kBurst, portion);
+      burst -= portion;
     }
     if (options_.probe_live) Probe(live, "/live", next_live, kLiveInterval);
     Probe(metrics, "/metrics", next_metrics, kMetricsInterval);
-    const int count = epoll_wait(epoll_, events.data(), events.size(), 10);
+    const int count = epoll_wait(epoll_, events.data(), events.size(), bursting ? 0 : 10);
     for (int i = 0; i < count; ++i) {
       Continue(*static_cast<Client*>(events[static_cast<size_t>(i)].data.ptr),
                events[static_cast<size_t>(i)].events);
@@ -186,7 +190,7 @@ void LoadRun::Continue(Client& client, uint32_t events) {
   std::string bytes;
   const Status read = client.connection.Continue(events, bytes);
   const Clock::time_point now = Clock::now();
-  if (!client.asking) {  // the server gives up an idle connection
+  if (!client.asking) {  // the server gives up an idle or stalled connection
     if (!read || !client.connection.answer().keep_alive()) client.connection.Close();
     return;
   }
@@ -215,6 +219,7 @@ bool LoadRun::TakeStream(Client& client, std::string_view bytes, Clock::time_poi
   if (update->events == 0) return true;
   if (client.role == Role::kStalled) {
     client.connection.StopReading();
+    client.asking = false;
     return false;
   }
   if (client.events == 0) {

@@ -41,7 +41,7 @@ struct LoadOptions {
 
   double disconnect_fraction = 0;  // of them are left after a random number of events
   double malformed_fraction = 0;   // of them are malformed and must be answered 4xx
-  int64_t burst = 0;        // further clients that send one request each, all at once, after 1 s
+  int64_t burst = 0;  // further clients that send one request each, as fast as it goes, after 1 s
   int stalled_clients = 0;  // further clients that read nothing after their first tokens
 
   bool probe_live = false;

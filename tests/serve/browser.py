@@ -40,9 +40,10 @@ class Browser:
         self.buffer = b""
         self.number = 0
         self.problems = []
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self.session = None
-        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
+        self.session = attached["sessionId"]
         for domain in ("Page", "Runtime", "Log"):
             self.call(domain + ".enable")
 
@@ -69,7 +70,7 @@ class Browser:
     def call(self, method, **parameters):
         self.number += 1
         message = {"id": self.number, "method": method, "params": parameters}
-        if getattr(self, "session", None):
+        if self.session:
             message["sessionId"] = self.session
         os.write(self.commands, json.dumps(message).encode() + b"\0")
         while True:

@@ -100,8 +100,8 @@ class Server:
         """(status, headers, body as text)"""
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         fields = {"Content-Type": "application/json"} if data is not None else {}
-        request = urllib.request.Request(self.url + path, data=data, headers=fields | (headers or {}),
-                                         method=method)
+        request = urllib.request.Request(self.url + path, data=data,
+                                         headers=fields | (headers or {}), method=method)
         try:
             with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
                 return answer.status, answer.headers, answer.read().decode()

@@ -9,6 +9,7 @@ from test_openai_client import generate
 
 GOLDENS = SOURCE / "tests" / "data" / "goldens"
 GENERATIONS = json.loads((GOLDENS / "tiny-v4" / "generations.json").read_text())["generations"]
+TOKENIZER_CASES = json.loads((SOURCE / "tests/data/tokenizer/cases.json").read_text())
 RECORDED_NLL = 1.44882  # of the first 1,024 tokens: src/engine/tiny_model_test.cc
 
 
@@ -31,8 +32,7 @@ def held_out(server):
     return server.json("/tokenize", {"prompt": text})["tokens"]
 
 
-@pytest.mark.parametrize("case", json.loads((SOURCE / "tests/data/tokenizer/cases.json").read_text()),
-                         ids=lambda case: repr(case["text"][:12]))
+@pytest.mark.parametrize("case", TOKENIZER_CASES, ids=lambda case: repr(case["text"][:12]))
 def test_tokenizer_cases(server, case):
     tokenized = server.json("/tokenize", {"prompt": case["text"], "return_token_strs": True})
     assert tokenized["tokens"] == case["ids"]
@@ -55,7 +55,7 @@ def test_greedy_continuations_are_those_of_the_plain_loop(server, tmp_path):
         ids.write_text(json.dumps(case["prompt_ids"]))
         count = len(case["greedy_ids"])
         assert greedy(server, case["prompt_ids"], count) == \
-            generate("--ids", ids, "--max-tokens", count)["tokens"], case["prompt"]
+            generate("--ids", ids, "--max-tokens", count)["token_ids"], case["prompt"]
 
 
 def test_held_out_text_is_predicted_as_recorded(server):

@@ -84,56 +84,65 @@ def completions(**fields):
     return post("/v1/completions", json.dumps({"prompt": "x"} | fields).encode())
 
 
+def raw(body):
+    return post("/v1/completions", body)
+
+
+def headed(fields, rest=b""):
+    return b"POST /v1/completions HTTP/1.1\r\n" + FIELDS + fields + b"\r\n\r\n" + rest
+
+
+# what: bytes, status, code, param
 MALFORMED = {
-    "bad JSON": (post("/v1/completions", b'{"prompt": '), 400, "invalid_json", None),
-    "no object": (post("/v1/completions", b"[]"), 400, "invalid_json|invalid_value", None),
-    "empty body": (post("/v1/completions", b""), 400, "invalid_json", None),
-    "two objects": (post("/v1/completions", b'{"prompt":"x"}{}'), 400, "invalid_json", None),
-    "deep nesting": (post("/v1/completions", b'{"prompt":' + b"[" * 5000), 400, "invalid_json", None),
-    "invalid UTF-8": (post("/v1/completions", b'{"prompt": "\xff\xfe"}'), 400, "invalid_json", None),
-    "half a surrogate": (post("/v1/completions", b'{"prompt": "\\ud800"}'), 400,
-                         "invalid_json|invalid_value", None),
+    "bad JSON": (raw(b'{"prompt": '), 400, "invalid_json", None),
+    "no object": (raw(b"[]"), 400, "invalid_json|invalid_value", None),
+    "empty body": (raw(b""), 400, "invalid_json", None),
+    "two objects": (raw(b'{"prompt":"x"}{}'), 400, "invalid_json", None),
+    "deep nesting": (raw(b'{"prompt":' + b"[" * 5000), 400, "invalid_json", None),
+    "invalid UTF-8": (raw(b'{"prompt": "\xff\xfe"}'), 400, "invalid_json", None),
+    "half a surrogate": (raw(b'{"prompt": "\\ud800"}'), 400, "invalid_json|invalid_value", None),
+    "huge exponent": (raw(b'{"prompt":"x","temperature":1e999}'), 400,
+                      "invalid_json|invalid_value", None),
+    "no prompt": (raw(b"{}"), 400, "missing_field", "prompt"),
+    "no messages": (post("/v1/chat/completions", b"{}"), 400, "missing_field", "messages"),
     "prompt of another type": (completions(prompt={"a": 1}), 400, "invalid_value", "prompt"),
     "a token that is none": (completions(prompt=[1, 10 ** 9]), 400, "invalid_value", "prompt"),
     "a text for a number": (completions(max_tokens="5"), 400, "invalid_value", "max_tokens"),
     "a truth for a number": (completions(n=True), 400, "invalid_value", "n"),
     "negative": (completions(max_tokens=-5), 400, "invalid_value", "max_tokens"),
     "huge": (completions(max_tokens=10 ** 40), 400, "invalid_value", "max_tokens"),
-    "huge exponent": (post("/v1/completions", b'{"prompt":"x","temperature":1e999}'), 400,
-                      "invalid_json|invalid_value", None),
     "unknown model": (completions(model="nobody"), 404, "model_not_found", "model"),
-    "context overflow": (completions(prompt="x " * 9000), 400, "context_length_exceeded", "prompt"),
-    "10 MB body": (completions(prompt="x " * 5_000_000), 400, "context_length_exceeded", "prompt"),
-    "no prompt": (post("/v1/completions", b"{}"), 400, "missing_field", "prompt"),
-    "no messages": (post("/v1/chat/completions", b"{}"), 400, "missing_field", "messages"),
-    "another media type": (post("/v1/completions", b"{}", b"Host: x\r\nContent-Type: text/plain\r\n"),
-                           415, None, None),
+    "context overflow": (completions(prompt="x " * 9000), 400, "context_length_exceeded",
+                         "prompt"),
+    "10 MB body": (completions(prompt="x " * 5_000_000), 400, "context_length_exceeded",
+                   "prompt"),
+    "another media type": (post("/v1/completions", b"{}",
+                                b"Host: x\r\nContent-Type: text/plain\r\n"), 415, None, None),
     "another route": (post("/v1/nothing", b"{}"), 404, "route_not_found", None),
-    "another method": (b"DELETE /v1/models HTTP/1.1\r\nHost: x\r\n\r\n", 405, "method_not_allowed",
-                       None),
-    "too large": (b"POST /v1/completions HTTP/1.1\r\n" + FIELDS + b"Content-Length: 99999999\r\n\r\n",
-                  413, "body_too_large", None),
-    "a negative length": (b"POST /v1/completions HTTP/1.1\r\n" + FIELDS +
-                          b"Content-Length: -1\r\n\r\n", 400, None, None),
-    "length and chunks": (b"POST /v1/completions HTTP/1.1\r\n" + FIELDS + b"Content-Length: 2\r\n"
-                          b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400, None, None),
-    "a chunk that is none": (b"POST /v1/completions HTTP/1.1\r\n" + FIELDS +
-                             b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", 400, None, None),
+    "another method": (b"DELETE /v1/models HTTP/1.1\r\nHost: x\r\n\r\n", 405,
+                       "method_not_allowed", None),
+    "too large": (headed(b"Content-Length: 99999999"), 413, "body_too_large", None),
+    "a negative length": (headed(b"Content-Length: -1"), 400, None, None),
+    "length and chunks": (headed(b"Content-Length: 2\r\nTransfer-Encoding: chunked",
+                                 b"0\r\n\r\n"), 400, None, None),
+    "a chunk that is none": (headed(b"Transfer-Encoding: chunked", b"zz\r\n"), 400, None, None),
     "no HTTP": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400, None, None),
     "a long URL": (b"GET /" + b"a" * 5000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 414, None, None),
-    "a flood of headers": (b"GET /live HTTP/1.1\r\n" + b"x-a: 1\r\n" * 100_000, 431, None, None),
+    "a flood of headers": (b"GET /live HTTP/1.1\r\n" + b"x-a: 1\r\n" * 100_000, 431, None,
+                           None),
     "one long header": (b"GET /live HTTP/1.1\r\nx-a: " + b"a" * 1_000_000, 431, None, None),
 }
 
 
 @pytest.mark.usefixtures("undisturbed")
 def test_malformed_requests_are_refused_with_the_field_named(fake):
+    wrong = {}
     for name, (data, status, code, param) in MALFORMED.items():
         got, error = exchange(fake, data)
-        assert got == status, (name, error)
-        assert error["message"], name
-        assert code is None or re.fullmatch(code, error["code"]), (name, error)
-        assert param is None or (error["param"] or "").startswith(param), (name, error)
+        if (got != status or not error["message"] or not re.fullmatch(code or ".*", error["code"])
+                or not (error["param"] or "").startswith(param or "")):
+            wrong[name] = (got, error)
+    assert not wrong
 
 
 @pytest.mark.usefixtures("undisturbed")
