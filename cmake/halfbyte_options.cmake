@@ -39,7 +39,7 @@ if(HALFBYTE_SANITIZE)
   add_compile_options(-fsanitize=${HALFBYTE_SANITIZE} -fno-omit-frame-pointer
                       -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${HALFBYTE_SANITIZE})
-  # Checks that double the time to compile and find nothing that a crash does not tell.
+  # They take a sixth of the time to compile and find nothing that a crash does not tell.
   add_compile_options(-fno-sanitize=null,vptr)
 endif()
 if(HALFBYTE_FUZZ)
