@@ -100,7 +100,7 @@ class HttpReply {
 // connection or the server is gone: it does nothing then.
 using Wake = std::function<void()>;
 
-// A request that the transport refuses, or the state that made it: what an error answer says.
+// Why the transport refuses a request or a connection.
 struct HttpFault {
   // 400 "bad_request" (not HTTP, ambiguous length, ...), 408 "request_timeout",
   // 413 "body_too_large", 414 "url_too_long", 431 "headers_too_large",
