@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <vector>
 
 #include "base/check.h"
@@ -13,8 +14,10 @@ LogprobEntry LogprobsOf(std::span<const float> logits, int32_t token, int32_t to
   HB_CHECK(token >= 0 && static_cast<size_t>(token) < logits.size(), "token {} of {}", token,
            logits.size());
   const double max = *std::ranges::max_element(logits);
-  double sum = 0;
-  for (const float z : logits) sum += Exp(z - max);
+  std::vector<double> exps(logits.size());
+  std::ranges::transform(logits, exps.begin(), [max](float z) { return z - max; });
+  ExpAll(exps);
+  const double sum = std::accumulate(exps.begin(), exps.end(), 0.0);
   const double norm = max + std::log(sum);
   const auto logprob = [&](int32_t id) -> TokenLogprob {
     return {id, logits[static_cast<size_t>(id)] - norm};

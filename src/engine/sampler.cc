@@ -197,10 +197,9 @@ Result<int> Sample(std::span<const float> logits, const SamplingParams& params,
   kept.resize(logits.size());
   const std::span<double> q(kept);
   const double max = largest;
-  for (size_t i = 0; i < q.size(); ++i) {
-    const double e = Exp((logits[i] - max) / params.temperature);
-    q[i] = e < params.min_p ? 0 : e;
-  }
+  for (size_t i = 0; i < q.size(); ++i) q[i] = (logits[i] - max) / params.temperature;
+  ExpAll(q);
+  for (double& x : q) x = x < params.min_p ? 0 : x;
   if (params.top_k > 0 || params.top_p < 1) KeepTop(params, q);
   const double u = UniformDraw(params.seed, output_index, choice, DrawPurpose::kSampling);
   return static_cast<int>(Draw(q, u));

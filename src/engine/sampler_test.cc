@@ -27,7 +27,8 @@ Reference SampleSlowly(const std::vector<float>& z, const SamplingParams& params
                        uint32_t choice) {
   const double max = *std::max_element(z.begin(), z.end());
   std::vector<double> q(z.size());
-  for (size_t i = 0; i < z.size(); ++i) q[i] = Exp((z[i] - max) / params.temperature);
+  for (size_t i = 0; i < z.size(); ++i) q[i] = (z[i] - max) / params.temperature;
+  ExpAll(q);
   std::vector<int> order(z.size());
   std::iota(order.begin(), order.end(), 0);
   std::erase_if(order, [&](int i) { return q[i] == 0 || q[i] < params.min_p; });
