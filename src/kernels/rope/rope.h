@@ -34,9 +34,9 @@ struct RopeAngles {
 };
 
 // Rotates, in place, the last 2 * angles.pairs elements of every head of every token.
-// x: [tokens, heads * head_dim]; token t uses row t of `angles`. `inverse` rotates back.
+// x: [tokens, heads * head_dim]; token t uses row first + t of `angles`. `inverse` rotates back.
 void ApplyRope(const Context& context, const RopeAngles& angles, int64_t heads, bool inverse,
-               Rounding rounding, MatrixView<float> x);
+               Rounding rounding, MatrixView<float> x, int64_t first = 0);
 
 // One vector of 2 * pairs elements.
 void RotatePairs(const float* cos, const float* sin, int64_t pairs, bool inverse, Rounding rounding,
