@@ -17,7 +17,7 @@ namespace halfbyte {
 template <class ValueOfSlot>
 void CombineSlots(const Context& context, const Routing& routing, const MoeParams& params,
                   const ValueOfSlot& value_of_slot, MatrixView<float> out) {
-  constexpr int64_t kMinPiece = 65536;  // multiply-adds that outweigh the start of a piece
+  constexpr int64_t kMinPiece = 4096;  // multiply-adds that outweigh the start of a piece
   const int64_t width = out.columns;
   const int64_t top_k = routing.top_k();
   const bool weigh = params.placement == RoutingWeightPlacement::kAfterDown;

@@ -147,7 +147,8 @@ RouterCounters RouteRows(const Context& context, const RouterParams& params,
                          const Choose& choose) {
   CheckShapes(params, logits, routing);
   std::atomic<int64_t> bad_rows = 0;
-  const int64_t grain = std::max<int64_t>(1, 4096 / params.experts);
+  constexpr int64_t kMinScores = 64;  // of about 15 ns each: they outweigh the start of a piece
+  const int64_t grain = std::max<int64_t>(1, kMinScores / params.experts);
   context.pool().ParallelFor(logits.rows, grain, [&](int64_t begin, int64_t end) {
     std::vector<float> scratch(static_cast<size_t>(2 * params.experts));
     float* scores = scratch.data();

@@ -59,42 +59,47 @@ void KeepBestAsReference(std::span<const float> scores, int64_t keep, int64_t en
   std::sort(indices, indices + keep);
 }
 
+// What the i-th token of a sequence attends to.
+void SelectForToken(const Indexer& indexer, const IndexerSequence& sequence, int64_t i,
+                    MatrixView<const float> q, MatrixView<const float> weights,
+                    MatrixView<int32_t> indices, int32_t* counts) {
+  static thread_local std::vector<float> key;
+  static thread_local std::vector<float> scores;
+  static thread_local std::vector<int32_t> order;
+  const int64_t token = sequence.first + i;
+  const int64_t visible = (sequence.position + i + 1) / indexer.rate;
+  const int64_t keep = std::min(indexer.top_k, visible);
+  int32_t* out = indices.row(token);
+  counts[token] = static_cast<int32_t>(keep);
+  std::fill(out + keep, out + indices.columns, -1);
+  if (keep == visible) {  // nothing to choose
+    std::iota(out, out + keep, 0);
+    return;
+  }
+  key.resize(static_cast<size_t>(indexer.row.dim));
+  scores.resize(static_cast<size_t>(visible));
+  for (int64_t t = 0; t < visible; ++t) {
+    DecodeIndexRow(indexer.row, sequence.keys.row(t), key.data());
+    scores[static_cast<size_t>(t)] =
+        EntryScore(indexer, q.row(token), weights.row(token), key.data());
+  }
+  if (indexer.reference_entries > 0) {
+    KeepBestAsReference(scores, keep, indexer.reference_entries, out);
+  } else {
+    KeepBest(scores, keep, order, out);
+  }
+}
+
 }  // namespace
 
 void SelectEntries(const Context& context, const Indexer& indexer,
                    std::span<const IndexerSequence> sequences, MatrixView<const float> q,
                    MatrixView<const float> weights, MatrixView<int32_t> indices, int32_t* counts) {
-  for (const IndexerSequence& sequence : sequences) {
-    context.pool().ParallelFor(sequence.count, 1, [&](int64_t begin, int64_t end) {
-      static thread_local std::vector<float> key;
-      static thread_local std::vector<float> scores;
-      static thread_local std::vector<int32_t> order;
-      key.resize(static_cast<size_t>(indexer.row.dim));
-      for (int64_t i = begin; i < end; ++i) {
-        const int64_t token = sequence.first + i;
-        const int64_t visible = (sequence.position + i + 1) / indexer.rate;
-        const int64_t keep = std::min(indexer.top_k, visible);
-        int32_t* out = indices.row(token);
-        counts[token] = static_cast<int32_t>(keep);
-        std::fill(out + keep, out + indices.columns, -1);
-        if (keep == visible) {  // nothing to choose
-          std::iota(out, out + keep, 0);
-          continue;
-        }
-        scores.resize(static_cast<size_t>(visible));
-        for (int64_t t = 0; t < visible; ++t) {
-          DecodeIndexRow(indexer.row, sequence.keys.row(t), key.data());
-          scores[static_cast<size_t>(t)] =
-              EntryScore(indexer, q.row(token), weights.row(token), key.data());
-        }
-        if (indexer.reference_entries > 0) {
-          KeepBestAsReference(scores, keep, indexer.reference_entries, out);
-        } else {
-          KeepBest(scores, keep, order, out);
-        }
-      }
+  context.pool().ParallelFor(CountTokens(sequences), 1, [&](int64_t begin, int64_t end) {
+    ForTokens(sequences, begin, end, [&](const IndexerSequence& sequence, int64_t i) {
+      SelectForToken(indexer, sequence, i, q, weights, indices, counts);
     });
-  }
+  });
 }
 
 }  // namespace halfbyte

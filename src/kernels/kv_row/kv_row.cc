@@ -136,20 +136,19 @@ void RoundIndexQuery(const IndexRow& layout, float* query) {
 
 void StoreKvRows(const Context& context, const KvRow& layout,
                  std::span<const WindowSequence> sequences, MatrixView<const float> rows) {
-  for (const WindowSequence& sequence : sequences) {
-    context.pool().ParallelFor(sequence.count, RowsPerPiece(layout.head_dim),
-                               [&](int64_t begin, int64_t end) {
-                                 for (int64_t i = begin; i < end; ++i) {
-                                   EncodeKvRow(layout, rows.row(sequence.first + i),
-                                               sequence.rows.row(sequence.position + i));
-                                 }
-                               });
-  }
+  // Encoding takes about eight times as long as what RowsPerPiece has in mind.
+  context.pool().ParallelFor(
+      CountTokens(sequences), RowsPerPiece(8 * layout.head_dim), [&](int64_t begin, int64_t end) {
+        ForTokens(sequences, begin, end, [&](const WindowSequence& sequence, int64_t i) {
+          EncodeKvRow(layout, rows.row(sequence.first + i),
+                      sequence.rows.row(sequence.position + i));
+        });
+      });
 }
 
 void RoundIndexQueries(const Context& context, const IndexRow& layout, MatrixView<float> queries) {
   if (layout.format == IndexFormat::kF32) return;
-  context.pool().ParallelFor(queries.rows, RowsPerPiece(queries.columns),
+  context.pool().ParallelFor(queries.rows, RowsPerPiece(8 * queries.columns),
                              [&](int64_t begin, int64_t end) {
                                for (int64_t t = begin; t < end; ++t) {
                                  for (int64_t at = 0; at < queries.columns; at += layout.dim) {

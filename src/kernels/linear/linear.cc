@@ -11,7 +11,7 @@ namespace halfbyte {
 namespace {
 
 // Rows of one register tile of the fastest variant; pieces are multiples of it.
-constexpr int64_t kRowTile = 8;
+constexpr int64_t kRowTile = 4;
 // Multiply-adds that outweigh the start of a parallel piece (about 2 microseconds of one core).
 constexpr int64_t kMinPiece = 65536;
 // Pieces per thread of a large product, so that a thread that lost its processor delays little.
@@ -35,9 +35,12 @@ void CheckShapes(MatrixView<const float> x, const WeightMatrix& w, MatrixView<fl
 
 int64_t LinearGrain(const Context& context, int64_t tokens, const WeightMatrix& w) {
   const int64_t row_work = std::max<int64_t>(tokens * w.columns, 1);
-  const int64_t pieces = kPiecesPerThread * context.pool().threads();
-  return RoundUp(std::max({(kMinPiece + row_work - 1) / row_work, w.rows / pieces, int64_t{1}}),
-                 kRowTile);
+  const int64_t threads = context.pool().threads();
+  int64_t pieces =
+      std::clamp<int64_t>(w.rows * row_work / kMinPiece, 1, kPiecesPerThread * threads);
+  // All of equal size: as many for every thread.
+  if (pieces > threads) pieces -= pieces % threads;
+  return RoundUp((w.rows + pieces - 1) / pieces, kRowTile);
 }
 
 void LinearRange(const Context& context, MatrixView<const float> x, const WeightMatrix& w,

@@ -33,7 +33,7 @@ void Linear(const Context& context, MatrixView<const float> x, const WeightMatri
 void LinearRange(const Context& context, MatrixView<const float> x, const WeightMatrix& w,
                  int64_t begin, int64_t end, MatrixView<float> y);
 
-// Rows of w that make one piece of a parallel loop worth starting: a multiple of 8.
+// Rows of w that make one piece of a parallel loop worth starting: a multiple of 4.
 int64_t LinearGrain(const Context& context, int64_t tokens, const WeightMatrix& w);
 
 // The rule above as a plain loop: what every fast variant must equal bit for bit.

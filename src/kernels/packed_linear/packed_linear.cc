@@ -13,7 +13,7 @@ namespace {
 // product (so that a thread that lost its processor delays little), elements of rows to prepare.
 constexpr int64_t kMinPiece = 65536;
 constexpr int64_t kPiecesPerThread = 8;
-constexpr int64_t kMinPreparation = 32768;
+constexpr int64_t kMinPreparation = 4096;
 
 PackedFormat FormatOf(PackedArithmetic arithmetic) {
   return arithmetic == PackedArithmetic::kW16a16  ? PackedFormat::kBf16
