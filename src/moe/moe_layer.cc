@@ -18,8 +18,11 @@ constexpr int64_t kMinPiece = 65536;
 // what is left for each thread, down to that part of all its work.
 constexpr int64_t kPartOfTheRest = 4;
 constexpr int64_t kLeastPart = 64;
-// Numbers that outweigh it where a row is made into an operand.
-constexpr int64_t kMinPrepared = 4096;
+// Rows made into operands that outweigh it.
+constexpr int64_t PreparedGrain(int64_t columns) {
+  constexpr int64_t kMinPrepared = 1024;  // numbers
+  return std::max<int64_t>(1, kMinPrepared / std::max<int64_t>(1, columns));
+}
 // Output channels of a piece are a multiple of a block, so that register tiles stay whole.
 constexpr int64_t kChannelStep = 16;
 
@@ -299,32 +302,44 @@ const PackedKernel* MoeLayer::packed_kernel(const Context& context) const {
                            context.isa());
 }
 
-// operands, row_scales = for every padded row, row source_row(row) of x, or of its codes in kW4a4.
-template <class SourceRow>
-void MoeLayer::PrepareOperands(const Block& block, MatrixView<const float> x,
-                               const SourceRow& source_row) const {
+// operands, row_scales of a padded row = row `from` of x, or of its codes in kW4a4.
+void MoeLayer::PrepareOperand(const Block& block, MatrixView<const float> x, int64_t from,
+                              int64_t row) const {
   MoeWorkspace& ws = block.workspace;
   const PackedKernel& kernel = *packed_kernel(block.context);
   const int64_t width = x.columns;
-  const int64_t row_bytes = OperandRowBytes(kernel.format, width);
-  block.context.pool().ParallelFor(
-      ws.plan.offsets().padded_rows(),
-      std::max<int64_t>(1, kMinPrepared / std::max<int64_t>(1, width)),
-      [&](int64_t begin, int64_t end) {
-        for (int64_t row = begin; row < end; ++row) {
-          const int64_t from = source_row(row);
-          std::byte* operand = ws.operands.get() + row * row_bytes;
-          if (params_.arithmetic == Arithmetic::kW4a4) {
-            PrepareNvfp4Row(ws.codes.get() + from * (width / 2),
-                            ws.block_scales.get() + from * (width / kNvfp4Block), width, operand);
-            ws.row_scales[static_cast<size_t>(row)] =
-                ws.quantized_scales[static_cast<size_t>(from)].value();
-          } else {
-            PrepareRow(kernel, x.row(from), width, operand);
-            ws.row_scales[static_cast<size_t>(row)] = 1.0f;
-          }
-        }
-      });
+  std::byte* operand = ws.operands.get() + row * OperandRowBytes(kernel.format, width);
+  if (params_.arithmetic == Arithmetic::kW4a4) {
+    PrepareNvfp4Row(ws.codes.get() + from * (width / 2),
+                    ws.block_scales.get() + from * (width / kNvfp4Block), width, operand);
+    ws.row_scales[static_cast<size_t>(row)] =
+        ws.quantized_scales[static_cast<size_t>(from)].value();
+  } else {
+    PrepareRow(kernel, x.row(from), width, operand);
+    ws.row_scales[static_cast<size_t>(row)] = 1.0f;
+  }
+}
+
+// The same for all slots of the tokens [begin, end): each token is prepared once.
+void MoeLayer::PrepareTokens(const Block& block, int64_t begin, int64_t end) const {
+  MoeWorkspace& ws = block.workspace;
+  const int64_t top_k = block.routing.top_k();
+  const int64_t row_bytes = OperandRowBytes(packed_kernel(block.context)->format, params_.hidden);
+  for (int64_t t = begin; t < end; ++t) {
+    int64_t first = DispatchPlan::kNone;
+    for (int64_t slot = t * top_k; slot < (t + 1) * top_k; ++slot) {
+      const int64_t row = ws.plan.padded_row_of_slot(slot);
+      if (row == DispatchPlan::kNone) continue;
+      if (first == DispatchPlan::kNone) {
+        first = row;
+        PrepareOperand(block, block.hidden, t, row);
+      } else {
+        std::copy_n(ws.operands.get() + first * row_bytes, row_bytes,
+                    ws.operands.get() + row * row_bytes);
+        ws.row_scales[static_cast<size_t>(row)] = ws.row_scales[static_cast<size_t>(first)];
+      }
+    }
+  }
 }
 
 // y's columns [task.begin, task.end) of the expert's rows times the matrix, without global scales.
@@ -359,8 +374,9 @@ void MoeLayer::Gather(const Block& block) const {
              block.counters ? &block.counters->gate_up : nullptr);
   }
   if (packed_) {
-    return PrepareOperands(block, block.hidden,
-                           [&](int64_t row) { return ws.plan.slot_of_padded_row(row) / top_k; });
+    return block.context.pool().ParallelFor(
+        block.hidden.rows, PreparedGrain(params_.hidden),
+        [&](int64_t begin, int64_t end) { PrepareTokens(block, begin, end); });
   }
   if (quantized) {
     Decode(block.context, block.hidden.rows, params_.hidden, ws, ws.activations.get());
@@ -421,7 +437,13 @@ void MoeLayer::PrepareH(const Block& block) const {
     Quantize(block.context, h, params_.down_input_scale, ws,
              block.counters ? &block.counters->down : nullptr);
   }
-  if (packed_) return PrepareOperands(block, h, [](int64_t row) { return row; });
+  if (packed_) {
+    return block.context.pool().ParallelFor(h.rows, PreparedGrain(h.columns),
+                                            [&](int64_t begin, int64_t end) {
+                                              for (int64_t row = begin; row < end; ++row)
+                                                PrepareOperand(block, h, row, row);
+                                            });
+  }
   if (!quantized) return;
   Decode(block.context, h.rows, h.columns, ws, ws.gate.get());
   for (int64_t r = 0; r < h.rows; ++r) {

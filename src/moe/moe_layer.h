@@ -173,9 +173,9 @@ class MoeLayer {
     return {&(experts_[static_cast<size_t>(Index(e))].*stored),
             packed_ ? &((*packed_)[e].*packed) : nullptr};
   }
-  template <class SourceRow>
-  void PrepareOperands(const Block& block, MatrixView<const float> x,
-                       const SourceRow& source_row) const;
+  void PrepareOperand(const Block& block, MatrixView<const float> x, int64_t from,
+                      int64_t row) const;
+  void PrepareTokens(const Block& block, int64_t begin, int64_t end) const;
   void Multiply(const Block& block, const float* rows, const MoeWorkspace::Task& task,
                 const Factor& factor, MatrixView<float> y) const;
 
