@@ -111,7 +111,6 @@ Compressor AttentionBlock::MakeCompressor(const CompressorWeights& weights) cons
 void AttentionBlock::Forward(const Step& step, MatrixView<const float> x,
                              MatrixView<float> out) const {
   const Arena::Scope scope(*step.arena);
-  const Context& context = *step.context;
   Arena& arena = *step.arena;
 
   // Where no query sees more than it may choose, all are chosen and nothing is scored.
@@ -121,9 +120,6 @@ void AttentionBlock::Forward(const Step& step, MatrixView<const float> x,
   // Rows first: a query sees its own window row and the entry its own token completes.
   StoreRows(step, projected);
 
-  const MatrixView<float> low_rank = projected.low_rank;
-  RmsNorm(context, low_rank, query_norm_.data(), static_cast<float>(config_->rms_norm_eps),
-          step.rounding, low_rank);
   const MatrixView<float> q = arena.Matrix(step.tokens, query_b_.rows());
   std::vector<Projection::Output> queries{{&query_b_, q, step.rounding}};
   MatrixView<float> index_q;
@@ -131,8 +127,7 @@ void AttentionBlock::Forward(const Step& step, MatrixView<const float> x,
     index_q = arena.Matrix(step.tokens, indexer_->query.rows());
     queries.push_back({&indexer_->query, index_q, step.rounding});
   }
-  Projection::ForwardAll(step, low_rank, queries);
-  FinishQueries(step, q);
+  Projection::ForwardAll(step, projected.low_rank, queries);
 
   EntrySelection selection;
   if (selects) {
@@ -170,7 +165,7 @@ AttentionBlock::Projected AttentionBlock::Project(const Step& step, MatrixView<c
 }
 
 void AttentionBlock::StoreRows(const Step& step, const Projected& projected) const {
-  StoreWindow(step, projected.window);
+  NormAndStoreWindow(step, projected);
   if (compressor_) {
     StoreCompressed(step, *compressor_, projected.entries, step.cache->kv_row(),
                     [&](const SequencePages& pages, CompressorSequence& s) {
@@ -187,17 +182,24 @@ void AttentionBlock::StoreRows(const Step& step, const Projected& projected) con
   }
 }
 
-void AttentionBlock::StoreWindow(const Step& step, MatrixView<float> rows) const {
-  RmsNorm(*step.context, rows, kv_norm_.data(), static_cast<float>(config_->rms_norm_eps),
-          step.rounding, rows);
-  ApplyRope(*step.context, step.angles(kind_.attention), /*heads=*/1, /*inverse=*/false,
+void AttentionBlock::NormAndStoreWindow(const Step& step, const Projected& projected) const {
+  const auto norm = [&](MatrixView<float> rows, const std::vector<float>& weight) {
+    RmsNorm(*step.context, rows, weight.data(), static_cast<float>(config_->rms_norm_eps),
             step.rounding, rows);
-  StoreKvRows(*step.context, step.cache->kv_row(),
-              JoinSequences<WindowSequence>(step,
-                                            [&](const SequencePages& pages, WindowSequence& s) {
-                                              s.rows = step.cache->WindowRows(pages, layer_);
-                                            }),
-              rows);
+  };
+  const auto sequences =
+      JoinSequences<WindowSequence>(step, [&](const SequencePages& pages, WindowSequence& s) {
+        s.rows = step.cache->WindowRows(pages, layer_);
+      });
+  step.ForTokens([&](int64_t first, int64_t count) {
+    norm(projected.low_rank.Rows(first, count), query_norm_);
+    const MatrixView<float> rows = projected.window.Rows(first, count);
+    norm(rows, kv_norm_);
+    ApplyRope(*step.context, step.angles(kind_.attention), /*heads=*/1, /*inverse=*/false,
+              step.rounding, rows, first);
+    StoreKvRows(*step.context, step.cache->kv_row(),
+                Within<WindowSequence>(sequences, first, count), projected.window);
+  });
 }
 
 template <class Row, class Fill>
@@ -206,14 +208,6 @@ void AttentionBlock::StoreCompressed(const Step& step, const CompressorWeights& 
                                      const Fill& fill) const {
   Compress(*step.context, MakeCompressor(weights), JoinSequences<CompressorSequence>(step, fill),
            input.kv, input.score, step.rounding, row);
-}
-
-void AttentionBlock::FinishQueries(const Step& step, MatrixView<float> q) const {
-  const MatrixView<float> heads{q.data, q.rows * config_->attention_heads, config_->head_dim};
-  RmsNorm(*step.context, heads, /*weight=*/nullptr, static_cast<float>(config_->rms_norm_eps),
-          step.rounding, heads);
-  ApplyRope(*step.context, step.angles(kind_.attention), config_->attention_heads,
-            /*inverse=*/false, step.rounding, q);
 }
 
 void AttentionBlock::Select(const Step& step, MatrixView<float> q, MatrixView<float> weights,
@@ -237,25 +231,34 @@ void AttentionBlock::Select(const Step& step, MatrixView<float> q, MatrixView<fl
                 q, weights, indices, counts);
 }
 
-void AttentionBlock::Attend(const Step& step, const EntrySelection& selection,
-                            MatrixView<const float> q, MatrixView<float> attended) const {
-  const AttentionShape shape{.heads = config_->attention_heads,
+void AttentionBlock::Attend(const Step& step, const EntrySelection& selection, MatrixView<float> q,
+                            MatrixView<float> attended) const {
+  const Context& context = *step.context;
+  const int64_t heads = config_->attention_heads;
+  const RopeAngles& angles = step.angles(kind_.attention);
+  const AttentionShape shape{.heads = heads,
                              .window = config_->sliding_window,
                              .rate = kind_.compress_rate,
                              .row = step.cache->kv_row(),
                              .sinks = sinks_.data()};
-  Attention(*step.context, shape,
-            JoinSequences<AttentionSequence>(step,
-                                             [&](const SequencePages& pages, AttentionSequence& s) {
-                                               s.window = step.cache->WindowRows(pages, layer_);
-                                               s.compressed =
-                                                   step.cache->CompressedRows(pages, layer_);
-                                             }),
-            selection, q, step.rounding, attended);
-  // Values carry the rotation of their own positions; turning back by the query's leaves the
-  // relative one.
-  ApplyRope(*step.context, step.angles(kind_.attention), config_->attention_heads,
-            /*inverse=*/true, step.rounding, attended);
+  const auto sequences =
+      JoinSequences<AttentionSequence>(step, [&](const SequencePages& pages, AttentionSequence& s) {
+        s.window = step.cache->WindowRows(pages, layer_);
+        s.compressed = step.cache->CompressedRows(pages, layer_);
+      });
+  step.ForTokens([&](int64_t first, int64_t count) {
+    const MatrixView<float> of_heads{q.row(first), count * heads, config_->head_dim};
+    RmsNorm(context, of_heads, /*weight=*/nullptr, static_cast<float>(config_->rms_norm_eps),
+            step.rounding, of_heads);
+    ApplyRope(context, angles, heads, /*inverse=*/false, step.rounding, q.Rows(first, count),
+              first);
+    Attention(context, shape, Within<AttentionSequence>(sequences, first, count), selection, q,
+              step.rounding, attended);
+    // Values carry the rotation of their own positions; turning back by the query's leaves the
+    // relative one.
+    ApplyRope(context, angles, heads, /*inverse=*/true, step.rounding, attended.Rows(first, count),
+              first);
+  });
 }
 
 }  // namespace halfbyte

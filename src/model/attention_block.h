@@ -55,14 +55,14 @@ class AttentionBlock {
   Compressor MakeCompressor(const CompressorWeights& weights) const;
   Projected Project(const Step& step, MatrixView<const float> x, bool selects) const;
   void StoreRows(const Step& step, const Projected& projected) const;
-  void StoreWindow(const Step& step, MatrixView<float> rows) const;
+  // Norms low_rank as well.
+  void NormAndStoreWindow(const Step& step, const Projected& projected) const;
   template <class Row, class Fill>
   void StoreCompressed(const Step& step, const CompressorWeights& weights,
                        const CompressorInput& input, const Row& row, const Fill& fill) const;
-  void FinishQueries(const Step& step, MatrixView<float> q) const;
   void Select(const Step& step, MatrixView<float> q, MatrixView<float> weights,
               MatrixView<int32_t> indices, int32_t* counts) const;
-  void Attend(const Step& step, const EntrySelection& selection, MatrixView<const float> q,
+  void Attend(const Step& step, const EntrySelection& selection, MatrixView<float> q,
               MatrixView<float> attended) const;
 
   const ModelConfig* config_ = nullptr;

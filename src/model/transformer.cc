@@ -226,15 +226,29 @@ Status Transformer::RunLayer(const Step& step, int64_t index, MatrixView<float> 
   const MutableRouting routing{arena_.Matrix<int32_t>(tokens, config().experts_per_token),
                                arena_.Matrix(tokens, config().experts_per_token)};
 
-  HcPre(context_, layer.attention_hc.view(), streams, rounding_, mix, x, post, comb);
-  RmsNorm(context_, x, layer.attention_norm.data(), eps, rounding_, x);
-  layer.attention.Forward(step, x, attended);
-  HcPost(context_, attended, post, comb, rounding_, streams);
+  // A block's input from the streams.
+  const auto pre = [&](const HyperConnectionWeights& hc, const std::vector<float>& norm,
+                       int64_t first, int64_t count) {
+    const auto of = [&](MatrixView<float> rows) { return rows.Rows(first, count); };
+    HcPre(context_, hc.view(), of(streams), rounding_, of(mix), of(x), of(post), of(comb));
+    RmsNorm(context_, of(x), norm.data(), eps, rounding_, of(x));
+  };
+  // A block's output into the streams.
+  const auto add = [&](MatrixView<const float> y, int64_t first, int64_t count) {
+    HcPost(context_, y.Rows(first, count), post.Rows(first, count), comb.Rows(first, count),
+           rounding_, streams.Rows(first, count));
+  };
 
-  HcPre(context_, layer.ffn_hc.view(), streams, rounding_, mix, x, post, comb);
-  RmsNorm(context_, x, layer.ffn_norm.data(), eps, rounding_, x);
+  step.ForTokens([&](int64_t first, int64_t count) {
+    pre(layer.attention_hc, layer.attention_norm, first, count);
+  });
+  layer.attention.Forward(step, x, attended);
+  step.ForTokens([&](int64_t first, int64_t count) {
+    add(attended, first, count);
+    pre(layer.ffn_hc, layer.ffn_norm, first, count);
+  });
   HB_RETURN_IF_ERROR(layer.moe.Forward(step, x, routing, mixed));
-  HcPost(context_, mixed, post, comb, rounding_, streams);
+  step.ForTokens([&](int64_t first, int64_t count) { add(mixed, first, count); });
 
   if (probe != nullptr) probe->OnLayer(index, attended, mixed, routing, streams);
   return {};
