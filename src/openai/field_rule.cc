@@ -163,6 +163,8 @@ std::optional<ApiError> CheckUnsupported(const Rule& rule, const BodyValue& valu
 
 }  // namespace
 
+Rule Rule::Boolean() { return {.kind = Kind::kBoolean}; }
+Rule Rule::NoEffect() { return {.kind = Kind::kNoEffect}; }
 Rule Rule::Integer(int64_t least, int64_t most) {
   return {.kind = Kind::kInteger, .least = least, .most = most};
 }

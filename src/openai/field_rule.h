@@ -43,7 +43,7 @@ struct Rule {
   std::vector<Field> fields;
   std::vector<BodyValue> neutral;
 
-  static Rule Boolean() { return {.kind = Kind::kBoolean}; }
+  static Rule Boolean();
   static Rule Integer(int64_t least, int64_t most = std::numeric_limits<int64_t>::max());
   static Rule Number(double low, double high);
   static Rule NumberAbove(double low, double high);
@@ -54,7 +54,7 @@ struct Rule {
   static Rule ClosedObject(std::vector<Field> fields);
   static Rule TokenMap(double low, double high, int64_t most);
   static Rule AnyOf(std::vector<Rule> options);
-  static Rule NoEffect() { return {}; }
+  static Rule NoEffect();
   // `neutral` values as JSON texts.
   static Rule Unsupported(std::initializer_list<std::string_view> neutral = {});
 

@@ -184,7 +184,8 @@ std::optional<int64_t> AsInteger(const BodyValue& value) {
   if (value.is_number_integer()) return value.get<int64_t>();
   if (!value.is_number_float()) return std::nullopt;
   const double number = value.get<double>();
-  const bool fits = number >= -0x1p63 && number < 0x1p63 && std::floor(number) == number;
+  // Beyond, a double stands for several integers.
+  const bool fits = std::abs(number) <= 0x1p53 && std::floor(number) == number;
   return fits ? std::optional(static_cast<int64_t>(number)) : std::nullopt;
 }
 

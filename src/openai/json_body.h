@@ -45,7 +45,8 @@ class BodyFields {
   const BodyValue& object_;
 };
 
-// An integer in whatever way it is written: 5, 5.0, 5e0. None if it is no int64.
+// An integer in whatever way it is written: 5, 5.0, 5e0. None if it is no int64, or written with a
+// point or exponent and beyond 2^53.
 std::optional<int64_t> AsInteger(const BodyValue& value);
 
 }  // namespace halfbyte
