@@ -156,6 +156,8 @@ void EngineLoop::NoteScheduled(const StepPlan& plan, EngineClock::time_point now
     if (!live.report.scheduled) {
       live.report.cached_tokens = counts.cached_tokens;
       prompt_tokens_ += live.report.prompt_tokens;
+      Put(live, {.choice = live.request.first_choice, .usage = UsageOf(live, *live.choices[0])},
+          now);
     }
     if (!live.report.scheduled || counts.preemptions != live.report.preemptions) {
       live.report.scheduled = now;

@@ -68,6 +68,19 @@ TEST(EngineLoop, GivesTheScriptedTokensAndCountsThem) {
   loop.ExpectNothingLeft();
 }
 
+TEST(EngineLoop, TellsThatARequestIsInTheBatchBeforeItHasTokens) {
+  Loop loop({.limits = FakeLimits(1, 12), .script = CountUp});
+  const Request running = IdsRequest(RandomIds(600, 1), 2), waiting = IdsRequest({7}, 1);
+  loop.Add(running);
+  loop.Add(waiting);
+  ASSERT_TRUE(*loop->Step());  // a part of the prompt
+  const std::vector<OutputEvent> events = running.mailbox->Take();
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_TRUE(events[0].token_ids.empty() && !events[0].finish);
+  EXPECT_EQ(events[0].usage.prompt_tokens, 600);
+  EXPECT_TRUE(waiting.mailbox->Take().empty());
+}
+
 TEST(EngineLoop, AStopEndsTheSequenceInItsOwnStep) {
   const Tokenizer tokenizer = *Tokenizer::Load(kModel / "tokenizer.json");
   const std::vector<int32_t> answer =
@@ -211,7 +224,7 @@ TEST(EngineLoop, AClientThatDoesNotReadIsCancelled) {
   }
   const OutputEvent result = Loop::ResultsOf(request).at(0);
   EXPECT_EQ(result.finish->cancelled, CancelCause::kSlowClient);
-  EXPECT_EQ(std::ssize(result.token_ids), Mailbox::kMaxEvents);
+  EXPECT_EQ(std::ssize(result.token_ids), Mailbox::kMaxEvents - 1);  // and the admission
   EXPECT_EQ(read.at(0).token_ids.size(), 9000u);
   loop.ExpectNothingLeft();
 }

@@ -3,6 +3,8 @@
 // Law (server.md §1.9): for each choice and channel, the pieces of all events joined are the whole
 // result, byte for byte, however tokens were grouped into steps. So a caller that does not stream
 // joins them and needs no other source. Each choice gets exactly one event with `finish`, its last.
+// The first choice's first event comes when the request enters the batch, without any token: from
+// then on no queue can refuse it (server.md §2.7).
 #pragma once
 
 #include <cstdint>
