@@ -125,8 +125,11 @@ class Job {
 class GenerationReply : public HttpReply {
  public:
   GenerationReply(const GenerationContext& context, std::shared_ptr<Handover> handover,
-                  std::shared_ptr<Mailbox> mailbox)
-      : context_(context), handover_(std::move(handover)), mailbox_(std::move(mailbox)) {}
+                  std::shared_ptr<Mailbox> mailbox, bool tell_times)
+      : context_(context),
+        handover_(std::move(handover)),
+        mailbox_(std::move(mailbox)),
+        tell_times_(tell_times) {}
 
   ~GenerationReply() override {
     TakeResult(/*abandon=*/true);
@@ -163,7 +166,8 @@ class GenerationReply : public HttpReply {
     // stream, before it an answer with a status.
     const bool opens = !head_sent_ && !events.empty();
     Answer& answer = running_->answer;
-    if (!events.empty()) output.bytes = answer.Stream(std::move(events));
+    if (tell_times_) output.bytes = TimesOf(events);
+    if (!events.empty()) output.bytes += answer.Stream(std::move(events));
     output.done = answer.finished();
     if (opens && answer.error()) return Whole(ErrorResponse(*answer.error()));
     if (opens) {
@@ -216,6 +220,18 @@ class GenerationReply : public HttpReply {
     for (const RequestId id : running_->ids) context_.engine.Cancel(id, cause);
   }
 
+  // For load generators: comments with the time, in nanoseconds of CLOCK_MONOTONIC, at which the
+  // tokens that follow were drawn.
+  static std::string TimesOf(const std::vector<OutputEvent>& events) {
+    std::string times;
+    for (const OutputEvent& event : events) {
+      if (event.token_ids.empty()) continue;
+      const std::chrono::nanoseconds ready = event.ready.time_since_epoch();
+      times += fmt::format(": ready {}\n", ready.count());
+    }
+    return times;
+  }
+
   void ObserveDelays(const std::vector<OutputEvent>& events) {
     if (events.empty() || !running_->stream) return;
     const auto now = EngineClock::now();
@@ -229,6 +245,7 @@ class GenerationReply : public HttpReply {
   const GenerationContext& context_;
   const std::shared_ptr<Handover> handover_;
   const std::shared_ptr<Mailbox> mailbox_;
+  const bool tell_times_;
   std::optional<Submitted> running_;
   std::optional<HttpResponse> refused_;
   bool head_sent_ = false;
@@ -260,6 +277,7 @@ class PooledReply : public HttpReply {
 std::unique_ptr<HttpReply> Generate(const GenerationContext& context, WorkPool& pool, bool chat,
                                     HttpRequest request, Wake wake,
                                     std::shared_ptr<CallRecord> call) {
+  const bool tell_times = request.fields.Find("x-halfbyte-timing") == "on";
   const auto handover = std::make_shared<Handover>();
   const auto mailbox = std::make_shared<Mailbox>(wake);
   const auto job =
@@ -273,7 +291,7 @@ std::unique_ptr<HttpReply> Generate(const GenerationContext& context, WorkPool& 
     context.metrics.CountRejection(error.code);
     return ReplyWith(ErrorResponse(error));
   }
-  return std::make_unique<GenerationReply>(context, handover, mailbox);
+  return std::make_unique<GenerationReply>(context, handover, mailbox, tell_times);
 }
 
 ApiError PoolIsFull(int overload_status) {

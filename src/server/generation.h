@@ -37,7 +37,8 @@ struct GenerationContext {
 };
 
 // `chat`: the body is one of /v1/chat/completions, else of /v1/completions. `call`: its log entry.
-// A pool that is full gives the answer for a full queue.
+// A pool that is full gives the answer for a full queue. A request with the field
+// "x-halfbyte-timing: on" gets comments in its stream that say when tokens were drawn.
 std::unique_ptr<HttpReply> Generate(const GenerationContext& context, WorkPool& pool, bool chat,
                                     HttpRequest request, Wake wake,
                                     std::shared_ptr<CallRecord> call);

@@ -23,6 +23,7 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kFakeModelLen = 4096;
 constexpr int64_t kWindow = 128;
+constexpr int64_t kMaxEffortTokens = 393216;  // server.md §3.2
 
 std::string DirectoryName(const fs::path& directory) {
   const fs::path path = fs::absolute(directory).lexically_normal();
@@ -131,6 +132,11 @@ Status LoadParts(const LoadOptions& options, const ProgressListener& listener,
     served.info.kv_cache_dtype = "fake";
     return {};
   }
+  HB_ASSIGN_OR_RETURN(const ModelConfig config, ReadModelConfig(options.directory));
+  if (options.max_model_len.value_or(0) > config.max_position_embeddings) {
+    return MakeError("--max-model-len {} exceeds the model's {}", *options.max_model_len,
+                     config.max_position_embeddings);
+  }
   HB_ASSIGN_OR_RETURN(served.info.precision, PrecisionOf(options.directory));
   TransformerOptions transformer = options.transformer;
   transformer.on_load = listener;
@@ -169,6 +175,10 @@ tl::expected<ServedModel, LoadFailure> LoadServedModel(const LoadOptions& option
   served.executor = *std::move(executor);
   served.info.max_model_len = served.executor->limits().max_model_len;
   served.info.vocabulary = served.executor->limits().vocabulary;
+  if (served.info.chat.effort_texts.max && served.info.max_model_len < kMaxEffortTokens) {
+    spdlog::warn("reasoning effort max was trained with {} tokens of context; here there are {}",
+                 kMaxEffortTokens, served.info.max_model_len);
+  }
   return served;
 }
 

@@ -240,6 +240,12 @@ std::vector<std::string> Contradictions(const ServeOptions& options) {
         "turns off",
         *load.prefix_cache_snapshots);
   }
+  const std::string& prefix = options.service.metrics_prefix;
+  const bool word = std::ranges::all_of(
+      prefix, [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; });
+  if (prefix.empty() || !word) {
+    add("--metrics-prefix {} must be letters and underscores, as names of metrics are", prefix);
+  }
   if (load.max_model_len && *load.max_model_len < 2) {
     add("--max-model-len {} leaves no room for a prompt and a token", *load.max_model_len);
   }

@@ -13,7 +13,7 @@ namespace halfbyte {
 namespace {
 
 constexpr int kWorkers = 2;
-constexpr size_t kMaxJobs = 1024;
+constexpr int64_t kMoreJobs = 64;
 constexpr std::string_view kNoRoute = "none";
 constexpr int kClientGone = 499;  // no answer had begun; the number that others use in logs
 
@@ -133,9 +133,13 @@ class Service::TrackedReply : public HttpReply {
 Service::Service(ServiceOptions options, ModelInfo announced, std::unique_ptr<ApiKeys> keys)
     : options_(std::move(options)),
       announced_(std::move(announced)),
+      openapi_(OpenApiDocument(options_.api, options_.overload_status)),
       keys_(std::move(keys)),
       metrics_(options_.metrics_prefix, announced_.served_names.front()),
-      pool_(std::make_unique<WorkPool>(kWorkers, kMaxJobs)) {}
+      // More than the engine takes would be read in vain.
+      pool_(std::make_unique<WorkPool>(
+          kWorkers, static_cast<size_t>(options_.max_queued_requests +
+                                        options_.scheduler.max_sequences + kMoreJobs))) {}
 
 Service::~Service() {
   pool_.reset();
@@ -348,7 +352,7 @@ HttpResponse Service::AnswerNow(const RouteMatch& match) {
     case RouteId::kVersion:
       return JsonResponse(200, VersionBody("cpu"));
     case RouteId::kOpenApi:
-      return JsonResponse(200, OpenApiDocument(options_.api));
+      return JsonResponse(200, openapi_);
     default:
       return Page();
   }

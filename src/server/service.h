@@ -90,6 +90,7 @@ class Service : public HttpHandler, private EngineObserver {
 
   const ServiceOptions options_;
   const ModelInfo announced_;
+  const std::string openapi_;
   const std::unique_ptr<ApiKeys> keys_;
   Lifecycle lifecycle_;
   Metrics metrics_;

@@ -1,0 +1,225 @@
+// The parts of the server that need no model.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <filesystem>
+#include <future>
+
+#include "base/file.h"
+#include "server/api_keys.h"
+#include "server/lifecycle.h"
+#include "server/metrics.h"
+#include "server/request_log.h"
+#include "server/routes.h"
+#include "server/serve.h"
+#include "server/work_pool.h"
+
+namespace halfbyte {
+namespace {
+
+using namespace std::chrono_literals;
+
+HttpFields Authorization(const std::string& value) { return {{"Authorization", value}}; }
+
+TEST(ApiKeys, AreTakenAsBearerFieldOrPassword) {
+  const auto keys = *ApiKeys::Create({"one", "two:2"}, {});
+  EXPECT_TRUE(keys->Admit(Authorization("Bearer one")));
+  EXPECT_TRUE(keys->Admit(Authorization("bearer  two:2")));
+  EXPECT_TRUE(keys->Admit({{"X-Api-Key", "one"}}));
+  EXPECT_TRUE(keys->Admit(Authorization("Basic dTpvbmU=")));   // u:one
+  EXPECT_TRUE(keys->Admit(Authorization("Basic OnR3bzoy")));   // :two:2
+  EXPECT_FALSE(keys->Admit(Authorization("Basic b25l")));      // one, no colon
+  EXPECT_FALSE(keys->Admit(Authorization("Basic b25lOnU=")));  // one:u
+  EXPECT_FALSE(keys->Admit(Authorization("Basic dTpv*mU=")));  // not base64
+  for (const char* wrong : {"Bearer on", "Bearer onee", "Bearer oneone", "Bearer ", "Bearer", "one",
+                            "Digest one", ""}) {
+    EXPECT_FALSE(keys->Admit(Authorization(wrong))) << wrong;
+  }
+  EXPECT_FALSE(keys->Admit({}));
+}
+
+TEST(ApiKeys, WithoutAnyEverybodyMayAsk) {
+  const auto keys = *ApiKeys::Create({}, {});
+  EXPECT_FALSE(keys->required());
+  EXPECT_TRUE(keys->Admit({}));
+  EXPECT_FALSE(ApiKeys::Create({""}, {}));
+}
+
+TEST(ApiKeys, AreReadAgainFromTheirFileUnlessItIsBad) {
+  const auto path = std::filesystem::path(testing::TempDir()) / "halfbyte_keys";
+  const HttpFields old_key{{"x-api-key", "old"}}, new_key{{"x-api-key", "new"}};
+  ASSERT_TRUE(WriteFileAtomically(path, "# ours\n\n  old \r\n"));
+  const auto keys = *ApiKeys::Create({}, path);
+  EXPECT_TRUE(keys->Admit(old_key));
+  EXPECT_FALSE(keys->Admit({{"x-api-key", "# ours"}}));
+  ASSERT_TRUE(WriteFileAtomically(path, "new"));
+  EXPECT_FALSE(keys->Admit(new_key));
+  ASSERT_TRUE(keys->Reload());
+  EXPECT_TRUE(keys->Admit(new_key));
+  EXPECT_FALSE(keys->Admit(old_key));
+  ASSERT_TRUE(WriteFileAtomically(path, "# none\n"));
+  EXPECT_FALSE(keys->Reload());
+  EXPECT_TRUE(keys->Admit(new_key));
+  std::filesystem::remove(path);
+  EXPECT_FALSE(ApiKeys::Create({}, path));
+}
+
+TEST(Lifecycle, OnlyGoesForward) {
+  Lifecycle lifecycle;
+  EXPECT_EQ(lifecycle.phase(), Lifecycle::Phase::kLoading);
+  lifecycle.SetReady();
+  EXPECT_EQ(lifecycle.Ready().head.status, 200);
+  lifecycle.SetDraining();
+  lifecycle.SetReady();
+  EXPECT_EQ(lifecycle.Ready().body, R"({"status":"draining"})");
+  lifecycle.SetFailed();
+  EXPECT_EQ(lifecycle.Ready().body, R"({"status":"failed"})");
+}
+
+TEST(Lifecycle, IsAliveUnlessTheEngineDiesOrStandsStillWithWork) {
+  Lifecycle lifecycle;
+  const EngineClock::time_point start{1000s};
+  EXPECT_TRUE(lifecycle.alive(start));
+  EngineStatistics idle{.last_progress = start};
+  lifecycle.Watch(idle, start);
+  EXPECT_TRUE(lifecycle.alive(start + 1h));
+  // Work after an hour without any: the hour does not count.
+  EngineStatistics busy{.unfinished_requests = 1, .last_progress = start};
+  lifecycle.Watch(busy, start + 1h);
+  EXPECT_TRUE(lifecycle.alive(start + 1h + 59s));
+  EXPECT_FALSE(lifecycle.alive(start + 1h + 60s));
+  busy.last_progress = start + 1h + 61s;
+  lifecycle.Watch(busy, start + 1h + 61s);
+  EXPECT_TRUE(lifecycle.alive(start + 1h + 62s));
+  busy.dead = true;
+  lifecycle.Watch(busy, start + 1h + 62s);
+  EXPECT_EQ(lifecycle.Live(start + 1h + 62s).head.status, 503);
+}
+
+TEST(Routes, AreFoundByTheirPaths) {
+  EXPECT_EQ(FindRoute("/v1/chat/completions")->rule->id, RouteId::kChat);
+  EXPECT_EQ(FindRoute("/v1/chat/completions/render")->rule->id, RouteId::kRender);
+  EXPECT_EQ(FindRoute("/v1/models")->rule->id, RouteId::kModels);
+  EXPECT_EQ(FindRoute("/v1/models/org/name")->model_id, "org/name");
+  EXPECT_FALSE(FindRoute("/v1/models/"));
+  EXPECT_FALSE(FindRoute("/v1/completions/"));
+  EXPECT_FALSE(FindRoute(""));
+  EXPECT_EQ(KnownMethod("POST"), "POST");
+  EXPECT_EQ(KnownMethod("BREW"), "other");
+}
+
+RequestReport Report(RequestId id) {
+  const EngineClock::time_point start{};
+  return {.id = id,
+          .finishes = {{.reason = FinishReason::kStop},
+                       {.reason = FinishReason::kAbort, .cancelled = CancelCause::kDisconnected}},
+          .prompt_tokens = 10,
+          .cached_tokens = 4,
+          .completion_tokens = 7,
+          .preemptions = 1,
+          .arrival = start,
+          .scheduled = start + 2ms,
+          .first_token = start + 5ms,
+          .finished = start + 40ms};
+}
+
+TEST(RequestLog, TellsWhatBothSidesKnow) {
+  CallRecord call{.id = "abc", .route = "/v1/completions"};
+  call.reports.push_back(Report(1));
+  call.reports.push_back(Report(2));
+  call.status = 200;
+  call.end = call.arrival + 50ms;
+  EXPECT_EQ(RequestLog::Line(call),
+            "id=abc route=/v1/completions status=200 "
+            "finish=stop,abort(disconnected),stop,abort(disconnected) prompt=20 cached=8 "
+            "output=14 queue_ms=2.0 ttft_ms=5.0 total_ms=50.0 preemptions=2");
+}
+
+TEST(RequestLog, KeepsNothingOfARequestThatIsOver) {
+  RequestLog log;
+  const auto call = std::make_shared<CallRecord>();
+  log.Finished(Report(1));  // before Submitted
+  log.Submitted(call, 1);
+  log.Submitted(call, 2);
+  log.Answered(call, 200, EngineClock::now());
+  EXPECT_EQ(call.use_count(), 2);  // request 2 runs
+  log.Finished(Report(2));
+  EXPECT_EQ(call.use_count(), 1);
+  EXPECT_EQ(call->reports.size(), 2u);
+}
+
+std::string LineOf(const std::string& text, const std::string& start) {
+  const size_t begin = text.find("\n" + start);
+  if (begin == std::string::npos) return "no line " + start;
+  return text.substr(begin + 1, text.find('\n', begin + 1) - begin - 1);
+}
+
+TEST(Metrics, SpeakPrometheusUnderThePrefixAndTheModelsName) {
+  Metrics metrics("vllm", "tiny");
+  metrics.OnFinished(Report(1));
+  metrics.OnStep({.tokens = 12, .token_gaps = {3ms, 40ms}});
+  metrics.CountAnswer("/v1/completions", "POST", 200, 0.05);
+  metrics.CountRejection("queue_full");
+  EngineStatistics engine{.prompt_tokens = 100, .generation_tokens = 200};
+  engine.scheduler.running = 3;
+  engine.scheduler.pool_sizes.context_blocks = 8;
+  engine.scheduler.context_blocks_referenced = 2;
+  const std::string labels = R"({engine="0",model_name="tiny"})";
+  std::string text = metrics.Text({.load_progress = 1, .engine = engine});
+  EXPECT_EQ(LineOf(text, "vllm:num_requests_running" + labels),
+            "vllm:num_requests_running" + labels + " 3");
+  EXPECT_EQ(LineOf(text, "vllm:kv_cache_usage_perc" + labels),
+            "vllm:kv_cache_usage_perc" + labels + " 0.25");
+  EXPECT_EQ(LineOf(text, "vllm:generation_tokens_total" + labels),
+            "vllm:generation_tokens_total" + labels + " 200");
+  EXPECT_NE(text.find(R"(finished_reason="abort"} 1)"), std::string::npos);
+  EXPECT_NE(text.find(R"(reason="queue_full"} 1)"), std::string::npos);
+  EXPECT_NE(text.find(R"(http_requests_total{handler="/v1/completions",method="POST",)"
+                      R"(status="200"} 1)"),
+            std::string::npos);
+  EXPECT_NE(text.find(R"(inter_token_latency_seconds_bucket{engine="0",model_name="tiny",)"
+                      R"(le="0.005"} 1)"),
+            std::string::npos);
+  EXPECT_NE(text.find("process_resident_memory_bytes"), std::string::npos);
+  // Counters go up to what the engine says, and not twice.
+  engine.generation_tokens = 250;
+  text = metrics.Text({.load_progress = 1, .engine = engine});
+  EXPECT_EQ(LineOf(text, "vllm:generation_tokens_total" + labels),
+            "vllm:generation_tokens_total" + labels + " 250");
+}
+
+TEST(WorkPool, RefusesWhenItsQueueIsFull) {
+  std::promise<void> release;
+  std::atomic<int> done = 0;
+  {
+    WorkPool pool(1, 2);
+    std::promise<void> started;
+    ASSERT_TRUE(pool.TryPost([&] {
+      started.set_value();
+      release.get_future().wait();
+    }));
+    started.get_future().wait();
+    EXPECT_TRUE(pool.TryPost([&] { ++done; }));
+    EXPECT_TRUE(pool.TryPost([&] { ++done; }));
+    EXPECT_FALSE(pool.TryPost([&] { ++done; }));
+    release.set_value();
+    while (done < 2) std::this_thread::yield();
+  }
+  EXPECT_EQ(done, 2);
+}
+
+TEST(Serve, FindsAllContradictionsBeforeAnythingIsRead) {
+  ServeOptions options;
+  EXPECT_TRUE(Contradictions(options).empty());
+  options.service.scheduler.max_sequences = 500;
+  options.service.scheduler.prefix_cache = false;
+  options.load.prefix_cache_snapshots = 3;
+  options.service.root_path = "llm/";
+  options.http.unix_path = std::string(200, 'x');
+  options.service.metrics_prefix = "a b";
+  options.load.max_model_len = 1;
+  EXPECT_EQ(Contradictions(options).size(), 6u);
+}
+
+}  // namespace
+}  // namespace halfbyte
