@@ -1,4 +1,4 @@
-// halfbyte bench moe: see docs/bench.md.
+// halfbyte bench moe: see docs/bench.md. (bench serve: bench_serve.cc.)
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -112,6 +112,7 @@ void AddBench(CLI::App& app) {
   CLI::App* bench = app.add_subcommand("bench", "Measure speed on this machine");
   bench->require_subcommand(1);
   AddBenchMoe(*bench);
+  AddBenchServe(*bench);
 }
 
 }  // namespace halfbyte

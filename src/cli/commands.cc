@@ -10,6 +10,7 @@ void AddCommands(CLI::App& app) {
   AddLogits(app);
   AddPerplexity(app);
   AddCalibrate(app);
+  AddServe(app);
   AddBench(app);
 }
 

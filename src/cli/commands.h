@@ -9,6 +9,7 @@ void AddCommands(CLI::App& app);
 
 // One command each, in the file of its name.
 void AddBench(CLI::App& app);
+void AddBenchServe(CLI::App& bench);
 void AddCalibrate(CLI::App& app);
 void AddConvert(CLI::App& app);
 void AddGenerate(CLI::App& app);
@@ -16,5 +17,6 @@ void AddInspect(CLI::App& app);
 void AddVerify(CLI::App& app);
 void AddLogits(CLI::App& app);
 void AddPerplexity(CLI::App& app);
+void AddServe(CLI::App& app);
 
 }  // namespace halfbyte

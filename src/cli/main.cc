@@ -7,14 +7,30 @@
 #include <exception>
 #include <new>
 #include <string>
+#include <vector>
 
 #include "base/log.h"
 #include "base/mapped_file.h"
+#include "base/nearest_name.h"
 #include "cli/command.h"
 #include "cli/commands.h"
 
 namespace halfbyte {
 namespace {
+
+// " (did you mean --port?)" for the first argument that no flag of the command has the name of.
+std::string Suggestion(const CLI::App& command) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : command.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  for (const std::string& argument : command.remaining()) {
+    if (!argument.starts_with("--")) continue;
+    const auto nearest = NearestName(argument.substr(0, argument.find('=')), names);
+    return nearest ? fmt::format(" (did you mean {}?)", *nearest) : "";
+  }
+  return "";
+}
 
 // One line that names the command whose help explains it, or the commands there are.
 void PrintUsageError(const CLI::App& app, const CLI::ParseError& error,
@@ -23,7 +39,8 @@ void PrintUsageError(const CLI::App& app, const CLI::ParseError& error,
   while (!chosen->get_subcommands().empty()) chosen = chosen->get_subcommands().front();
   if (chosen != &app) {
     const std::string name = CommandWords(*chosen);
-    fmt::print(stderr, "halfbyte {}: {} (see halfbyte {} --help)\n", name, error.what(), name);
+    fmt::print(stderr, "halfbyte {}: {}{} (see halfbyte {} --help)\n", name, error.what(),
+               Suggestion(*chosen), name);
     return;
   }
   std::string names;

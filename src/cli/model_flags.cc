@@ -82,15 +82,11 @@ Result<int64_t> ContextOf(const Transformer& model, const std::optional<int64_t>
   return context;
 }
 
-Result<LoadedModel> LoadModel(const ModelFlags& flags, int64_t reference_tokens,
-                              Communicator* communicator) {
+Result<TransformerOptions> TransformerOptionsOf(const ModelFlags& flags) {
   HB_ASSIGN_OR_RETURN(ActivationScalePolicy activation_scales, PolicyOf(flags));
-  const TransformerOptions options{
-      .math = flags.math == "fp32" ? MathMode::kFp32 : MathMode::kDefault,
-      .arithmetic = *ArithmeticFromName(flags.arithmetic),
-      .activation_scales = std::move(activation_scales),
-      .reference_tokens = reference_tokens,
-      .communicator = communicator};
+  TransformerOptions options{.math = flags.math == "fp32" ? MathMode::kFp32 : MathMode::kDefault,
+                             .arithmetic = *ArithmeticFromName(flags.arithmetic),
+                             .activation_scales = std::move(activation_scales)};
   if (options.math == MathMode::kFp32 && IsFourBitOnly(options.arithmetic)) {
     return MakeError(
         "--math fp32 quantizes nothing, --arithmetic {} quantizes activations: choose one",
@@ -102,6 +98,14 @@ Result<LoadedModel> LoadModel(const ModelFlags& flags, int64_t reference_tokens,
         "--activation-scales and --headroom are for --arithmetic w4a4; {} has no such scales",
         flags.arithmetic);
   }
+  return options;
+}
+
+Result<LoadedModel> LoadModel(const ModelFlags& flags, int64_t reference_tokens,
+                              Communicator* communicator) {
+  HB_ASSIGN_OR_RETURN(TransformerOptions options, TransformerOptionsOf(flags));
+  options.reference_tokens = reference_tokens;
+  options.communicator = communicator;
   LoadedModel model;
   model.pool = std::make_unique<ThreadPool>(flags.threads);
   HB_ASSIGN_OR_RETURN(model.transformer,

@@ -39,6 +39,9 @@ Result<std::vector<int32_t>> EncodeText(const ModelFlags& flags, const std::stri
 inline constexpr int64_t kDefaultContext = 1024;
 Result<int64_t> ContextOf(const Transformer& model, const std::optional<int64_t>& wanted);
 
+// Error: flags that contradict each other, or a file of activation scales that cannot be read.
+Result<TransformerOptions> TransformerOptionsOf(const ModelFlags& flags);
+
 struct LoadedModel {
   std::unique_ptr<ThreadPool> pool;
   std::unique_ptr<Transformer> transformer;
