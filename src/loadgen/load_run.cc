@@ -23,8 +23,8 @@ using std::chrono::milliseconds;
 
 constexpr auto kLiveInterval = milliseconds(100);
 constexpr auto kMetricsInterval = milliseconds(1000);
-constexpr auto kBurstDelay = milliseconds(1000);
-constexpr int64_t kBurstPortion = 32;  // between two looks at what has come
+constexpr auto kSettled = milliseconds(1000);  // then come bursts, then clients leave together
+constexpr int64_t kBurstPortion = 32;          // between two looks at what has come
 constexpr size_t kMaxFaultsTold = 5;
 
 constexpr std::array<std::string_view, 6> kMalformedBodies = {
@@ -74,6 +74,7 @@ class LoadRun {
   void EndAnswer(Client& client, Clock::time_point now);
   void EndRefusal(Client& client, Clock::time_point now);
   void EndProbe(Client& client, Clock::time_point now);
+  void LeaveTogether();
   void Finish(Client& client, bool stays);
   void Fault(Client& client, std::string_view message);
   double WaitForStalled();
@@ -88,6 +89,7 @@ class LoadRun {
   int64_t to_start_ = 0;    // requests of the kStream clients
   int64_t unfinished_ = 0;  // kStream and kBurst clients that have not retired
   Clock::time_point begin_;
+  std::optional<Clock::time_point> left_;  // together; until their requests are gone
 };
 
 void RaiseFileLimit() {
@@ -109,15 +111,21 @@ Result<LoadResult> LoadRun::Run() {
   Client& metrics = Add(Role::kMetrics);
   Clock::time_point next_live = begin_, next_metrics = begin_;
   int64_t burst = options_.burst;
+  bool leaving = options_.leave_together > 0;
   std::array<epoll_event, 512> events;
   while ((unfinished_ > 0 || burst > 0) && Clock::now() < begin_ + options_.limit) {
-    const bool bursting = burst > 0 && Clock::now() >= begin_ + kBurstDelay;
+    const bool bursting = burst > 0 && Clock::now() >= begin_ + kSettled;
     if (bursting) {
       const int64_t portion = std::min(burst, kBurstPortion);
       AddAsking(Role::kBurst, portion);
       burst -= portion;
     }
+    if (leaving && Clock::now() >= begin_ + kSettled) {
+      leaving = false;
+      LeaveTogether();
+    }
     if (options_.probe_live) Probe(live, "/live", next_live, kLiveInterval);
+    if (left_) next_metrics = begin_;
     Probe(metrics, "/metrics", next_metrics, kMetricsInterval);
     const int count = epoll_wait(epoll_, events.data(), events.size(), bursting ? 0 : 10);
     for (int i = 0; i < count; ++i) {
@@ -274,10 +282,26 @@ void LoadRun::EndProbe(Client& client, Clock::time_point now) {
   if (status != 200) return Fault(client, fmt::format("a probe was answered {}", status));
   if (client.role == Role::kLive) return result_.live.Add(now - client.began);
   const Metrics metrics = ParseMetrics(client.body);
+  if (left_ && client.began >= *left_ &&
+      SumOf(metrics, "halfbyte:num_requests_running") <= static_cast<double>(unfinished_)) {
+    result_.left_released = std::chrono::duration<double>(now - *left_).count();
+    left_.reset();
+  }
   result_.samples.push_back({.seconds = std::chrono::duration<double>(now - begin_).count(),
                              .resident_bytes = SumOf(metrics, "process_resident_memory_bytes"),
                              .open_files = SumOf(metrics, "process_open_fds"),
                              .running = SumOf(metrics, "halfbyte:num_requests_running")});
+}
+
+void LoadRun::LeaveTogether() {
+  int leaving = options_.leave_together;
+  left_ = Clock::now();
+  result_.left_released = -1;
+  for (const auto& client : clients_) {
+    if (client->role != Role::kStream || !client->asking || leaving-- <= 0) continue;
+    ++result_.disconnected;
+    Finish(*client, false);
+  }
 }
 
 // This request is over. The client goes on with the next one, or retires.

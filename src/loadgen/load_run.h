@@ -43,6 +43,7 @@ struct LoadOptions {
   double malformed_fraction = 0;   // of them are malformed and must be answered 4xx
   int64_t burst = 0;  // further clients that send one request each, as fast as it goes, after 1 s
   int stalled_clients = 0;  // further clients that read nothing after their first tokens
+  int leave_together = 0;   // so many of the clients leave in the same moment, after 1 s, for good
 
   bool probe_live = false;
   uint64_t seed = 1;
@@ -74,6 +75,9 @@ struct LoadResult {
   // Seconds until the server had no running request left while stalled clients kept their
   // connections open; below 0: it never did.
   double stalled_released = 0;
+  // Seconds from the moment when clients left together to the first look at /metrics (one after
+  // another then) that shows their requests gone; below 0: that never came.
+  double left_released = 0;
 };
 
 // Errors: there is no epoll. What the server does wrong is a fault of the result.

@@ -133,6 +133,7 @@ TEST(Metrics, AreSummedOverTheirLabels) {
   const Metrics metrics =
       ParseMetrics("# HELP x y\nx{a=\"1\"} 2\nx{a=\"2\"} 3.5\nx_more 7\nplain 1e3\n\nempty");
   EXPECT_EQ(SumOf(metrics, "x"), 5.5);
+  EXPECT_EQ(SumOf(metrics, "x", "a=\"2\""), 3.5);
   EXPECT_EQ(SumOf(metrics, "plain"), 1000);
   EXPECT_EQ(SumOf(metrics, "absent"), 0);
 }

@@ -18,12 +18,13 @@ Metrics ParseMetrics(std::string_view text) {
   return metrics;
 }
 
-double SumOf(const Metrics& metrics, std::string_view name) {
+double SumOf(const Metrics& metrics, std::string_view name, std::string_view label) {
   double sum = 0;
   for (auto sample = metrics.lower_bound(name);
        sample != metrics.end() && sample->first.starts_with(name); ++sample) {
-    const bool whole = sample->first.size() == name.size() || sample->first[name.size()] == '{';
-    if (whole) sum += sample->second;
+    const std::string_view labels = std::string_view(sample->first).substr(name.size());
+    const bool whole = labels.empty() || labels.front() == '{';
+    if (whole && labels.find(label) != std::string_view::npos) sum += sample->second;
   }
   return sum;
 }

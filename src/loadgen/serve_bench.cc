@@ -96,10 +96,21 @@ Result<bool> ReadIdleMetrics(const ServeBenchOptions& options, Metrics& metrics)
 
 }  // namespace
 
+double ServeBenchRow::Ended(std::string_view reason) const {
+  constexpr std::string_view kName = "halfbyte:request_success_total";
+  return SumOf(after, kName, reason) - SumOf(before, kName, reason);
+}
+
+bool ServeBenchRow::accounted() const {
+  int64_t taken = load.started;
+  for (const auto& [status, count] : load.statuses) taken -= status == 200 ? 0 : count;
+  return Ended() == static_cast<double>(taken);
+}
+
 bool ServeBenchReport::ok() const {
   return std::all_of(rows.begin(), rows.end(), [](const ServeBenchRow& row) {
-    return row.load.faults == 0 && row.load.stream_errors.empty() && row.idle &&
-           row.load.stalled_released >= 0;
+    return row.load.faults == 0 && row.load.stream_errors.empty() && row.idle && row.accounted() &&
+           row.load.stalled_released >= 0 && row.load.left_released >= 0;
   });
 }
 
@@ -117,6 +128,7 @@ Result<ServeBenchReport> BenchServe(const ServeBenchOptions& options) {
                    .malformed_fraction = options.malformed_fraction,
                    .burst = options.burst,
                    .stalled_clients = options.stalled_clients,
+                   .leave_together = options.leave_together,
                    .probe_live = options.probe_live,
                    .seed = options.seed,
                    .limit = options.limit};

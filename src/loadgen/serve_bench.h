@@ -32,6 +32,7 @@ struct ServeBenchOptions {
   double malformed_fraction = 0;
   int64_t burst = 0;
   int stalled_clients = 0;
+  int leave_together = 0;
   bool probe_live = false;
   std::chrono::seconds limit{600};
 };
@@ -41,6 +42,12 @@ struct ServeBenchRow {
   LoadResult load;
   Metrics before, after;  // of the server; after: when it is idle again
   bool idle = false;      // it became idle: no request left, pools as before but for the cache
+
+  // Requests of the load that the server counts as ended, by reason ("stop", "length", "abort",
+  // "error"; empty: all).
+  double Ended(std::string_view reason = "") const;
+  // Each request that was taken in has ended, once.
+  bool accounted() const;
 };
 
 struct ServeBenchReport {

@@ -52,7 +52,12 @@ Json ServerJson(const ServeBenchRow& row) {
           {"resident_mb_after", Rounded(SumOf(row.after, "process_resident_memory_bytes") / 1e6)},
           {"open_files_before", SumOf(row.before, "process_open_fds")},
           {"open_files_after", SumOf(row.after, "process_open_fds")},
-          {"requests_ended", Growth(row, "halfbyte:request_success_total")},
+          {"requests_ended",
+           {{"stop", row.Ended("stop")},
+            {"length", row.Ended("length")},
+            {"abort", row.Ended("abort")},
+            {"error", row.Ended("error")}}},
+          {"all_accounted_for", row.accounted()},
           {"generation_tokens", Growth(row, "halfbyte:generation_tokens_total")},
           {"preemptions", Growth(row, "halfbyte:num_preemptions_total")},
           {"samples", SamplesJson(row.load)},
@@ -78,6 +83,7 @@ Json RowJson(const ServeBenchRow& row) {
   if (load.refusal.count() > 0) json["refusal"] = load.refusal.ToJson();
   if (load.live.count() > 0) json["live"] = load.live.ToJson();
   if (load.stalled_released != 0) json["stalled_released_seconds"] = Rounded(load.stalled_released);
+  if (load.left_released != 0) json["left_released_ms"] = Rounded(load.left_released * 1000);
   for (const auto& [status, count] : load.statuses) {
     json["statuses"][std::to_string(status)] = count;
   }
@@ -109,6 +115,14 @@ std::string RowText(const ServeBenchRow& row) {
   text += fmt::format("  server: {:.1f} us CPU per token, at most {:.1f} MB resident{}\n",
                       CpuMicrosecondsPerToken(row), LargestResident(load) / 1e6,
                       row.idle ? "" : ", NOT IDLE afterwards");
+  if (!row.accounted()) {
+    text += fmt::format("  it counts {} requests as ended, which is NOT what it took in\n",
+                        row.Ended());
+  }
+  if (load.left_released != 0) {
+    text += fmt::format("  requests of clients that left together were gone after {:.1f} ms\n",
+                        load.left_released * 1000);
+  }
   if (load.stalled_released > 0) {
     text += fmt::format("  stalled clients' requests were over after {:.1f} s\n",
                         load.stalled_released);

@@ -1,9 +1,10 @@
 """Runs the tests of this folder against a built program.
 
-    python3 run_tests.py SOURCE_DIR WORK_DIR PROGRAM EXAMPLES [PYTEST_ARGUMENT...]
+    python3 run_tests.py SOURCE_DIR WORK_DIR PROGRAM EXAMPLES [test_X.py...]
 
 Makes a virtual environment with requirements.txt in WORK_DIR, once. EXAMPLES is what schemathesis
-may try for each route. Exits 77, which ctest calls skipped, if the packages are not to be had.
+may try for each route; without names all files run. Exits 77, which ctest calls skipped, if the
+packages are not to be had.
 """
 import hashlib
 import os
@@ -15,7 +16,7 @@ import sys
 SKIPPED = 77
 HERE = pathlib.Path(__file__).resolve().parent
 SOURCE, WORK, PROGRAM = map(pathlib.Path, sys.argv[1:4])
-EXAMPLES, PYTEST_ARGUMENTS = sys.argv[4], sys.argv[5:]
+EXAMPLES, NAMES = sys.argv[4], sys.argv[5:]
 
 
 def skip(reason):
@@ -51,8 +52,8 @@ def main():
     python = environment()
     settings = {"HALFBYTE_PROGRAM": PROGRAM, "HALFBYTE_SOURCE": SOURCE, "HALFBYTE_WORK": WORK,
                 "HALFBYTE_EXAMPLES": EXAMPLES, "PYTHONDONTWRITEBYTECODE": "1"}
-    return run(python, "-m", "pytest", "-q", "-rs", "-x" if not PYTEST_ARGUMENTS else "-q",
-               "-p", "no:cacheprovider", HERE, *PYTEST_ARGUMENTS,
+    return run(python, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider",
+               *([HERE / name for name in NAMES] or [HERE]),
                env=os.environ | {name: str(value) for name, value in settings.items()}, cwd=WORK)
 
 
