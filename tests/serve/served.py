@@ -6,9 +6,9 @@ import re
 import signal
 import subprocess
 import threading
-import time
 import urllib.error
 import urllib.request
+from time import monotonic, sleep
 
 import openai
 
@@ -25,12 +25,12 @@ FAKE = ("--load-format", "fake")
 
 def until(condition, what):
     """Waits until condition() is true and returns what it gave."""
-    end = time.monotonic() + PATIENCE
-    while time.monotonic() < end:
+    end = monotonic() + PATIENCE
+    while monotonic() < end:
         result = condition()
         if result:
             return result
-        time.sleep(0.01)
+        sleep(0.01)
     raise AssertionError(f"never: {what}")
 
 
