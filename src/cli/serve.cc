@@ -84,7 +84,7 @@ void AddListening(CLI::App& command, ServeFlags& flags) {
 }
 
 void AddModelParts(CLI::App& command, ServeFlags& flags) {
-  LoadOptions& load = flags.options.load;
+  ServedModelOptions& load = flags.options.load;
   AddDefaulted(command, "--load-format", flags.load_format,
                "auto; fake: no weights, made-up text, for testing clients")
       ->check(CLI::IsMember({"auto", "fake"}));
@@ -114,7 +114,7 @@ void AddModelParts(CLI::App& command, ServeFlags& flags) {
 }
 
 void AddScheduling(CLI::App& command, ServeFlags& flags) {
-  LoadOptions& load = flags.options.load;
+  ServedModelOptions& load = flags.options.load;
   ServiceOptions& service = flags.options.service;
   AddDefaulted(command, "--max-num-seqs", service.scheduler.max_sequences,
                "Sequences that run at the same time")
@@ -220,7 +220,7 @@ void AddFakeFlags(CLI::App& command, FakeModel& fake) {
 ServeOptions MakeServeOptions(const ServeFlags& flags, std::vector<std::string>& contradictions) {
   using Seconds = std::chrono::duration<double>;
   ServeOptions options = flags.options;
-  LoadOptions& load = options.load;
+  ServedModelOptions& load = options.load;
   ServiceOptions& service = options.service;
   if (auto transformer = TransformerOptionsOf(flags.model)) {
     load.transformer = *std::move(transformer);

@@ -36,7 +36,7 @@ class Hash {
 
 }  // namespace
 
-Result<std::string> SystemFingerprint(const LoadOptions& options) {
+Result<std::string> SystemFingerprint(const ServedModelOptions& options) {
   Hash hash;
   hash.Add(ProgramVersion());
   hash.Add(ProgramCommit());

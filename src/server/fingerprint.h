@@ -7,11 +7,11 @@
 
 namespace halfbyte {
 
-struct LoadOptions;
+struct ServedModelOptions;
 
 // "hb-" and 12 hex digits over all that may change a result: this program's version and commit, the
 // model's files (small ones whole, of the others the size), its arithmetic. Not: threads, batches,
 // cache, which change none.
-Result<std::string> SystemFingerprint(const LoadOptions& options);
+Result<std::string> SystemFingerprint(const ServedModelOptions& options);
 
 }  // namespace halfbyte

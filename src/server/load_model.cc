@@ -55,7 +55,8 @@ Result<std::vector<int32_t>> Successors(const Tokenizer& tokenizer) {
   return next;
 }
 
-Result<std::unique_ptr<Executor>> MakeFake(const LoadOptions& options, const Tokenizer& tokenizer) {
+Result<std::unique_ptr<Executor>> MakeFake(const ServedModelOptions& options,
+                                           const Tokenizer& tokenizer) {
   const FakeModel& fake = *options.fake;
   HB_ASSIGN_OR_RETURN(auto next, Successors(tokenizer));
   const auto duration = [](double seconds) {
@@ -83,7 +84,8 @@ Result<std::unique_ptr<Executor>> MakeFake(const LoadOptions& options, const Tok
   return std::make_unique<FakeExecutor>(std::move(made));
 }
 
-Result<std::unique_ptr<Executor>> MakeExecutor(const LoadOptions& options, Transformer& model) {
+Result<std::unique_ptr<Executor>> MakeExecutor(const ServedModelOptions& options,
+                                               Transformer& model) {
   constexpr int64_t kUnknownMemory = int64_t{1} << 31;
   const int64_t memory =
       options.kv_cache_bytes.value_or(AvailableMemoryBytes().value_or(kUnknownMemory) / 2);
@@ -101,7 +103,7 @@ Result<std::string> PrecisionOf(const fs::path& directory) {
   return std::string(StoredFormatName(weight.format));
 }
 
-Status ReadDefaults(const LoadOptions& options, ModelInfo& info) {
+Status ReadDefaults(const ServedModelOptions& options, ModelInfo& info) {
   if (options.read_generation_config) {
     HB_ASSIGN_OR_RETURN(info.sampling, ReadSamplingDefaults(options.directory));
   }
@@ -117,7 +119,7 @@ Status ReadDefaults(const LoadOptions& options, ModelInfo& info) {
 }
 
 // All but the executor.
-Status LoadParts(const LoadOptions& options, const ProgressListener& listener,
+Status LoadParts(const ServedModelOptions& options, const ProgressListener& listener,
                  ServedModel& served) {
   listener({.label = "read tokenizer", .total = 1});
   HB_ASSIGN_OR_RETURN(Tokenizer tokenizer, Tokenizer::Load(options.directory / "tokenizer.json"));
@@ -151,7 +153,7 @@ Status LoadParts(const LoadOptions& options, const ProgressListener& listener,
 
 }  // namespace
 
-ModelInfo Announce(const LoadOptions& options) {
+ModelInfo Announce(const ServedModelOptions& options) {
   ModelInfo info;
   info.served_names = options.served_names;
   if (info.served_names.empty()) info.served_names.push_back(DirectoryName(options.directory));
@@ -161,7 +163,7 @@ ModelInfo Announce(const LoadOptions& options) {
   return info;
 }
 
-tl::expected<ServedModel, LoadFailure> LoadServedModel(const LoadOptions& options,
+tl::expected<ServedModel, LoadFailure> LoadServedModel(const ServedModelOptions& options,
                                                        const ProgressListener& listener) {
   ServedModel served{.info = Announce(options)};
   if (auto loaded = LoadParts(options, listener, served); !loaded) {

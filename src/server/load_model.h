@@ -26,7 +26,7 @@ struct FakeModel {
   int64_t fail_at_step = 0;  // 0: never
 };
 
-struct LoadOptions {
+struct ServedModelOptions {
   std::filesystem::path directory;
   std::optional<FakeModel> fake;  // instead of the model; of the directory only the tokenizer
   TransformerOptions transformer;
@@ -59,10 +59,10 @@ struct LoadFailure {
 };
 
 // What is known of the model before it is loaded: names and time.
-ModelInfo Announce(const LoadOptions& options);
+ModelInfo Announce(const ServedModelOptions& options);
 
 // `listener` is told of the phases "read tokenizer" and "load weights".
-tl::expected<ServedModel, LoadFailure> LoadServedModel(const LoadOptions& options,
+tl::expected<ServedModel, LoadFailure> LoadServedModel(const ServedModelOptions& options,
                                                        const ProgressListener& listener);
 
 }  // namespace halfbyte

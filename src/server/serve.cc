@@ -219,7 +219,7 @@ class Supervisor {
 
 std::vector<std::string> Contradictions(const ServeOptions& options) {
   std::vector<std::string> found;
-  const LoadOptions& load = options.load;
+  const ServedModelOptions& load = options.load;
   const SchedulerOptions& scheduler = options.service.scheduler;
   const auto add = [&]<class... Args>(fmt::format_string<Args...> format, Args&&... args) {
     found.push_back(fmt::format(format, std::forward<Args>(args)...));

@@ -15,7 +15,7 @@ namespace halfbyte {
 
 struct ServeOptions {
   HttpOptions http;
-  LoadOptions load;
+  ServedModelOptions load;
   ServiceOptions service;
   std::vector<std::string> api_keys;
   std::filesystem::path api_key_file;

@@ -19,7 +19,7 @@ using test::Post;
 constexpr char kCompletions[] = "/v1/completions";
 constexpr char kChat[] = "/v1/chat/completions";
 
-LoadOptions Fake() {
+ServedModelOptions Fake() {
   return {.directory = std::filesystem::path(HALFBYTE_SOURCE_DIR) / "models/tiny-v4-nvfp4",
           .fake = FakeModel(),
           .max_num_seqs = 4,
@@ -36,7 +36,7 @@ std::unique_ptr<Service> Announced(ServiceOptions options = {},
 std::unique_ptr<Service> Started(ServiceOptions options = {}, FakeModel fake = {},
                                  std::vector<std::string> keys = {}) {
   auto service = Announced(std::move(options), std::move(keys));
-  LoadOptions load = Fake();
+  ServedModelOptions load = Fake();
   load.fake = fake;
   auto model = LoadServedModel(load, [](const ProgressReport&) {});
   EXPECT_TRUE(model) << model.error().message;
