@@ -15,7 +15,8 @@
 // With GEMV:
 //   kGemvTokens               up to so many tokens take tiles apart in registers, each for itself;
 //                             more share a strip of unpacked tiles
-//   kPrefetchBytes            how far ahead of the tile at hand a decode step fetches on Intel
+//   kPrefetchBytes            how far ahead of the tile at hand a decode step fetches where it
+//                             fetches every line
 //   AddParts(packed, x, sums) if there, a tile times one token, all parts, in place of Add
 // Without:
 //   MultiplyStrip<tokens>(unpacked, tiles, x, x_row_bytes, token_sums)   in place of Add
@@ -73,9 +74,9 @@ constexpr bool kAddsAllParts = requires { &A::AddParts; };
 
 // What a decode step fetches while it works on `tile`. AMD's prefetchers follow a thread's one
 // stream as long as its lines come in ascending order, and fetching what they fetch anyway only
-// takes buffers from the loads: they need no more than a start in every page. A short stream, of a
-// small matrix in the cache, is over before they are at speed. (Intel's are measured with every
-// line fetched.)
+// takes buffers from the loads: they need no more than a start in every page. The stream of a small
+// matrix, in the cache, is over before they are at speed. (Intel's are measured with every line
+// fetched.)
 template <class A>
 [[gnu::always_inline]] inline void FetchAhead(const uint8_t* tile, bool every_line) {
   constexpr uintptr_t kPage = 4096;
@@ -91,9 +92,9 @@ template <class A, int tokens>
 void GemvPanel(const PackedArguments& a, int64_t panel) {
   // A tile that is gone through once for each part has no order of lines.
   constexpr bool kInOrder = A::kParts == 1 || kAddsAllParts<A>;
-  constexpr int64_t kShortStream = 512 * 1024;
-  const int64_t stream = (a.panel_end - a.panel_begin) * a.tiles * A::kTileBytes;
-  const bool every_line = !kInOrder || stream < kShortStream || __builtin_cpu_is("intel");
+  constexpr int64_t kSmallMatrix = 512 * 1024;
+  const int64_t matrix = (a.rows + 15) / 16 * a.tiles * A::kTileBytes;
+  const bool every_line = !kInOrder || matrix < kSmallMatrix || __builtin_cpu_is("intel");
   const uint8_t* tile = a.w + panel * a.tiles * A::kTileBytes;
   const std::byte* x = a.x;
   typename A::Sums sums[A::kParts][tokens] = {};
