@@ -39,7 +39,7 @@ CASES = {
         {"chunk_delay.p99_ms": 15, "chunk_delay.max_ms": 100, "live.p99_ms": 20}),
     "streams-256-5ms": (
         f"{FAKE} --max-num-seqs 256 --fake-step-time 0.005",
-        "--concurrency 256 --requests 1024 --max-tokens 256",
+        "--concurrency 256 --requests 1024 --max-tokens 256 --prompt-tokens 8",
         {"seconds": 1.25 * 4 * 256 * 0.005, "server.cpu_us_per_token": 20, "growth_mib": 64}),
     "streams-1024-50ms": (
         f"{FAKE} --max-num-seqs 1024 --max-num-batched-tokens 2048 --fake-step-time 0.05",

@@ -21,7 +21,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr auto kLiveInterval = milliseconds(100);
+constexpr auto kLiveInterval = milliseconds(20);
 constexpr auto kMetricsInterval = milliseconds(1000);
 constexpr auto kSettled = milliseconds(1000);  // then come bursts, then clients leave together
 constexpr int64_t kBurstPortion = 32;          // between two looks at what has come

@@ -10,7 +10,7 @@
 //   chunk_delay    from the moment the server drew a token (the end of its step, told by the
 //                  comments that the header x-halfbyte-timing asks for) to the arrival of its event
 //   refusal        from before connecting or sending to the end of an answer of status 429
-//   live           a GET /live every 100 ms meanwhile, if `probe_live`
+//   live           a GET /live every 20 ms meanwhile, if `probe_live`
 #pragma once
 
 #include <chrono>
