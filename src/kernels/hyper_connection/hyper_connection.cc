@@ -159,6 +159,24 @@ void PreToken(const HyperConnection& hc, const float* m, const float* streams, i
   WeightedSum(streams, pre, n, dim, rounding, x);
 }
 
+// The iterations of tokens [begin, end).
+void NormalizeTokens(const HyperConnection& hc, int64_t begin, int64_t end,
+                     MatrixView<float> comb) {
+  int64_t t = begin;
+  if (hc.streams == 4) {
+    for (; t + 2 <= end; t += 2) {
+      NormalizeMany4(hc.sinkhorn_iterations, hc.eps, comb.row(t), comb.row(t + 1));
+    }
+    if (t == end) return;
+    float nobody[16];
+    std::fill_n(nobody, 16, 1.0f);
+    return NormalizeMany4(hc.sinkhorn_iterations, hc.eps, comb.row(t), nobody);
+  }
+  for (; t < end; ++t) {
+    NormalizeMany(hc.streams, hc.sinkhorn_iterations, hc.eps, comb.row(t));
+  }
+}
+
 }  // namespace
 
 float PostWeight(float logit) { return 2.0f * Sigmoid(logit); }
@@ -178,18 +196,7 @@ void HcPre(const Context& context, const HyperConnection& hc, MatrixView<const f
       PreToken(hc, mix.row(t), streams.row(t), x.columns, rounding, x.row(t), post.row(t),
                comb.row(t));
     }
-    for (int64_t t = begin; t < end; ++t) {
-      if (hc.streams != 4) {
-        NormalizeMany(hc.streams, hc.sinkhorn_iterations, hc.eps, comb.row(t));
-      } else {
-        float nobody[16];
-        std::fill_n(nobody, 16, 1.0f);
-        const bool pair = t + 1 < end;
-        NormalizeMany4(hc.sinkhorn_iterations, hc.eps, comb.row(t),
-                       pair ? comb.row(t + 1) : nobody);
-        t += pair;
-      }
-    }
+    NormalizeTokens(hc, begin, end, comb);
   });
 }
 
