@@ -27,7 +27,7 @@ struct ModelInfo;
 class Answer {
  public:
   // `model` outlives the answer; `id` with its prefix ("chatcmpl-...", "cmpl-..."); `created` in
-  // seconds since 1970. Copies what it needs of the call, whose requests may have been moved away.
+  // seconds since 1970. Copies what it needs of the call, so its requests can be moved afterwards.
   Answer(const ModelInfo& model, const GenerationCall& call, std::string_view id, int64_t created);
   ~Answer();
   Answer(Answer&&) noexcept;

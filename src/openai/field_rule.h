@@ -70,8 +70,7 @@ struct Field {
   bool required = false;
 };
 
-// Names that no rule knows, by their paths: made fit for a header, and at most kMostUnknown of
-// them.
+// Names that no rule knows, by their paths: made fit for a header, at most kMost of them.
 class UnknownNames {
  public:
   static constexpr size_t kMost = 32;

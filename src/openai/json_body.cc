@@ -134,6 +134,9 @@ ApiResult<BodyValue> ParseBody(std::string_view body) {
 }
 
 std::string JoinPath(std::string_view path, std::string_view name) {
+  // Names of strangers may be long, and paths go into errors.
+  constexpr size_t kMostBytes = 128;
+  name = name.substr(0, kMostBytes);
   return path.empty() ? std::string(name) : fmt::format("{}.{}", path, name);
 }
 

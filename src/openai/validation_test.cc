@@ -331,6 +331,14 @@ TEST(Bodies, ThatAreHugeAreRefusedSoon) {
   EXPECT_EQ(Verdict(Route::kCompletions, zeros + "]}"), "invalid_json ");
 }
 
+TEST(Errors, CutLongNames) {
+  const std::string name(100'000, 'x');
+  const auto call =
+      Api().ParseCompletions(Body(Route::kCompletions, {{"logit_bias", {{name, 1}}}}));
+  ASSERT_FALSE(call);
+  EXPECT_LT(call.error().Json().size(), 1000U);
+}
+
 TEST(UnknownNames, AreDroppedAndReported) {
   const auto call = Api().ParseChat(
       R"({"messages":[{"role":"user","content":"Hi","mood":1}],"fancy\r\nX: y":2,"zz":null})");
