@@ -20,7 +20,8 @@ class Metrics {
   void OnStep(const StepReport& step);
   void OnFinished(const RequestReport& request);
 
-  // An answer is complete, or its client has gone. `handler`: the route's pattern.
+  // An answer is complete, or its client has gone. `handler`: the route's pattern. Both names are
+  // kept as they are: constants.
   void CountAnswer(std::string_view handler, std::string_view method, int status, double seconds);
   // A generating request was turned away; `reason`: the error's code.
   void CountRejection(const std::string& reason);

@@ -1,5 +1,8 @@
 #include "server/work_pool.h"
 
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <utility>
 
 namespace halfbyte {
@@ -28,6 +31,8 @@ bool WorkPool::TryPost(std::function<void()> job) {
 }
 
 void WorkPool::Main() {
+  // Of this thread only: new requests wait rather than streams.
+  ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), 5);
   for (;;) {
     std::function<void()> job;
     {

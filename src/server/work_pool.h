@@ -1,4 +1,5 @@
-// A few threads for what takes too long on an IO thread: reading JSON and tokenising.
+// A few threads for what takes too long on an IO thread: reading JSON and tokenising. They give way
+// to the threads of the engine and of IO (nice 5).
 #pragma once
 
 #include <condition_variable>
