@@ -7,6 +7,7 @@
 #include <limits>
 #include <memory>
 #include <random>
+#include <span>
 
 #include "kernels/packed_linear/packed_linear.h"
 #include "kernels/packed_linear/packed_test_weights.h"
@@ -33,8 +34,8 @@ struct WideWeights {
     if (format == PackedFormat::kBf16) {
       std::vector<Bf16> values(static_cast<size_t>(rows * columns));
       for (Bf16& value : values) value = ToBf16(0.02f * normal(random));
-      bytes.resize(values.size() * sizeof(Bf16));
-      std::memcpy(bytes.data(), values.data(), bytes.size());
+      const std::span stored = std::as_bytes(std::span(values));
+      bytes.assign(stored.begin(), stored.end());
     } else {
       std::uniform_int_distribution<int> magnitude(0, 0x7e), sign(0, 1);
       for (int64_t i = 0; i < rows * columns; ++i) {
