@@ -10,7 +10,7 @@ import pytest
 
 from served import FAKE, MODEL, PATIENCE, PROGRAM, Server, until
 
-SLOW = {"prompt": "a", "max_tokens": 400, "ignore_eos": True, "stream": True}
+SLOW = {"prompt": "a", "max_tokens": 800, "ignore_eos": True, "stream": True}
 
 
 def stream_of(server, **fields):
@@ -45,7 +45,7 @@ def test_flags_come_from_the_environment_and_a_file(tmp_path):
 
 
 def test_while_it_loads_it_answers_but_does_not_generate():
-    with Server(*FAKE, "--fake-load-time", 1.5, wait=False) as server:
+    with Server(*FAKE, "--fake-load-time", 4, wait=False) as server:
         server.port_from_log()
         status, _, text = server.request("/ready")
         state = json.loads(text)

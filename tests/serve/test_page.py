@@ -81,7 +81,7 @@ def test_nothing_in_the_page_makes_markup_of_text():
 
 
 def test_it_shows_loading_load_and_failures(browser):
-    with Server(*FAKE, "--fake-load-time", 1.5, "--fake-step-time", 0.02, wait=False) as server:
+    with Server(*FAKE, "--fake-load-time", 4, "--fake-step-time", 0.02, wait=False) as server:
         browser.open(server.port_from_log() + "/")
         browser.until("document.querySelector('#state').dataset.state === 'loading'")
         assert browser.value("!document.querySelector('#loading').hidden")
