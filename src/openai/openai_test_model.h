@@ -29,4 +29,10 @@ inline ModelInfo TestModel() {
   return model;
 }
 
+// It behind the interface, with default options.
+inline const OpenAiApi& TestApi() {
+  static const OpenAiApi api(TestModel(), {});
+  return api;
+}
+
 }  // namespace halfbyte

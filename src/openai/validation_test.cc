@@ -16,11 +16,6 @@ namespace {
 
 using Value = nlohmann::json;
 
-const OpenAiApi& Api() {
-  static const OpenAiApi api(TestModel(), {});
-  return api;
-}
-
 enum class Route { kCompletions, kChat };
 
 // A valid body with the fields of `more` put in or, if null, taken out.
@@ -33,7 +28,8 @@ std::string Body(Route route, const Value& more) {
 
 // "" if the body is taken, else "code param".
 std::string Verdict(Route route, const std::string& body) {
-  const auto call = route == Route::kChat ? Api().ParseChat(body) : Api().ParseCompletions(body);
+  const auto call =
+      route == Route::kChat ? TestApi().ParseChat(body) : TestApi().ParseCompletions(body);
   if (call) return "";
   EXPECT_EQ(call.error().status, call.error().code == "model_not_found" ? 404 : 400);
   EXPECT_GT(call.error().message.size(), 10U);
@@ -313,7 +309,7 @@ TEST(Bodies, MustBeJsonObjects) {
   for (const auto& [body, verdict] : kCases) {
     for (const Route route : {Route::kCompletions, Route::kChat}) {
       const auto call =
-          route == Route::kChat ? Api().ParseChat(body) : Api().ParseCompletions(body);
+          route == Route::kChat ? TestApi().ParseChat(body) : TestApi().ParseCompletions(body);
       ASSERT_FALSE(call) << body;
       EXPECT_EQ(call.error().code + " " + call.error().param, verdict) << body;
       EXPECT_TRUE(Value::accept(call.error().Json())) << body;
@@ -334,13 +330,13 @@ TEST(Bodies, ThatAreHugeAreRefusedSoon) {
 TEST(Errors, CutLongNames) {
   const std::string name(100'000, 'x');
   const auto call =
-      Api().ParseCompletions(Body(Route::kCompletions, {{"logit_bias", {{name, 1}}}}));
+      TestApi().ParseCompletions(Body(Route::kCompletions, {{"logit_bias", {{name, 1}}}}));
   ASSERT_FALSE(call);
   EXPECT_LT(call.error().Json().size(), 1000U);
 }
 
 TEST(UnknownNames, AreDroppedAndReported) {
-  const auto call = Api().ParseChat(
+  const auto call = TestApi().ParseChat(
       R"({"messages":[{"role":"user","content":"Hi","mood":1}],"fancy\r\nX: y":2,"zz":null})");
   ASSERT_TRUE(call);
   EXPECT_EQ(call->ignored, (std::vector<std::string>{"fancy??X??y", "messages[0].mood", "zz"}));
