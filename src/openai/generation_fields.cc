@@ -186,4 +186,16 @@ std::vector<int32_t> IdsOf(const BodyValue& ids) {
   return out;
 }
 
+ApiResult<void> ReadCommonFields(const BodyFields& body, const ModelInfo& model,
+                                 const ApiOptions& options, GenerationCall& call) {
+  auto name = ReadModelName(body, model);
+  if (!name) return tl::unexpected(std::move(name.error()));
+  auto form = ReadForm(body, options);
+  if (!form) return tl::unexpected(std::move(form.error()));
+  call.model = *std::move(name);
+  call.form = *std::move(form);
+  call.seed_drawn = !body.Has("seed") && !options.seed;
+  return {};
+}
+
 }  // namespace halfbyte

@@ -12,13 +12,17 @@ namespace halfbyte {
 // Of a checked body: the name the answer repeats. Error: 404 `model_not_found`.
 ApiResult<std::string> ReadModelName(const BodyFields& body, const ModelInfo& model);
 
+// stream, stream_options, n, return_token_ids. Errors: stream_options without stream.
+ApiResult<AnswerForm> ReadForm(const BodyFields& body, const ApiOptions& options);
+
+// The call's model name, form and seed_drawn. Errors: those of the two above.
+ApiResult<void> ReadCommonFields(const BodyFields& body, const ModelInfo& model,
+                                 const ApiOptions& options, GenerationCall& call);
+
 // Sampling, stops, n, seed, salt: everything of a Request but prompt, lengths, log-probabilities
 // and output format. Errors: ids outside the vocabulary.
 ApiResult<Request> ReadRequest(const BodyFields& body, const ModelInfo& model,
                                const ApiOptions& options);
-
-// stream, stream_options, n, return_token_ids. Errors: stream_options without stream.
-ApiResult<AnswerForm> ReadForm(const BodyFields& body, const ApiOptions& options);
 
 // The lengths of an answer to a prompt of `prompt` tokens.
 struct Lengths {

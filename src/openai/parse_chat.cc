@@ -21,12 +21,9 @@ ApiResult<GenerationCall> OpenAiApi::ParseChat(std::string_view text) const {
 
 ApiResult<void> OpenAiApi::ResolveChat(const BodyValue& tree, GenerationCall& call) const {
   const BodyFields body(tree);
-  auto name = ReadModelName(body, model_);
-  if (!name) return tl::unexpected(std::move(name.error()));
-  call.model = *std::move(name);
-  auto form = ReadForm(body, options_);
-  if (!form) return tl::unexpected(std::move(form.error()));
-  call.form = *std::move(form);
+  if (auto common = ReadCommonFields(body, model_, options_, call); !common) {
+    return tl::unexpected(std::move(common.error()));
+  }
   call.form.chat = true;
   call.form.include_reasoning = body.Bool("include_reasoning").value_or(true);
   call.form.reasoning_field = options_.reasoning_field;
@@ -40,7 +37,6 @@ ApiResult<void> OpenAiApi::ResolveChat(const BodyValue& tree, GenerationCall& ca
   }
   auto request = ReadRequest(body, model_, options_);
   if (!request) return tl::unexpected(std::move(request.error()));
-  call.seed_drawn = !body.Has("seed") && !options_.seed;
 
   auto chat = EncodeChatBody(body, model_, options_, /*open_answer=*/true);
   if (!chat) return tl::unexpected(std::move(chat.error()));

@@ -79,17 +79,12 @@ ApiResult<GenerationCall> OpenAiApi::ParseCompletions(std::string_view text) con
 
 ApiResult<void> OpenAiApi::ResolveCompletions(const BodyValue& tree, GenerationCall& call) const {
   const BodyFields body(tree);
-  auto name = ReadModelName(body, model_);
-  if (!name) return tl::unexpected(std::move(name.error()));
-  call.model = *std::move(name);
-  auto form = ReadForm(body, options_);
-  if (!form) return tl::unexpected(std::move(form.error()));
-  call.form = *std::move(form);
+  if (auto read = ReadCommonFields(body, model_, options_, call); !read) {
+    return tl::unexpected(std::move(read.error()));
+  }
   if (auto fault = CheckBestOf(body, call.form.n)) return tl::unexpected(*std::move(fault));
   auto common = ReadRequest(body, model_, options_);
   if (!common) return tl::unexpected(std::move(common.error()));
-
-  call.seed_drawn = !body.Has("seed") && !options_.seed;
   const auto logprobs = body.Int("logprobs");
   call.form.logprobs = logprobs.has_value();
   call.form.echo = body.Bool("echo").value_or(false);
