@@ -6,6 +6,7 @@ void AddCommands(CLI::App& app) {
   AddInspect(app);
   AddVerify(app);
   AddConvert(app);
+  AddDoctor(app);
   AddGenerate(app);
   AddLogits(app);
   AddPerplexity(app);

@@ -12,6 +12,7 @@ void AddBench(CLI::App& app);
 void AddBenchServe(CLI::App& bench);
 void AddCalibrate(CLI::App& app);
 void AddConvert(CLI::App& app);
+void AddDoctor(CLI::App& app);
 void AddGenerate(CLI::App& app);
 void AddInspect(CLI::App& app);
 void AddVerify(CLI::App& app);

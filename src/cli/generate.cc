@@ -18,6 +18,7 @@
 #include "engine/generator.h"
 #include "engine/token_ids.h"
 #include "text/chat.h"
+#include "text/model_defaults.h"
 #include "text/tokenizer.h"
 #include "text/utf8_stream.h"
 

@@ -18,6 +18,7 @@
 #include "engine/perplexity.h"
 #include "engine/prompt_logits.h"
 #include "text/chat.h"
+#include "text/model_defaults.h"
 #include "text/tokenizer.h"
 
 namespace halfbyte {

@@ -113,6 +113,7 @@ Status ReadDefaults(const ServedModelOptions& options, ModelInfo& info) {
     HB_ASSIGN_OR_RETURN(info.sampling, WithSamplingDefaults(info.sampling, json, source));
   }
   HB_ASSIGN_OR_RETURN(info.chat, ReadModelDefaults(options.directory));
+  spdlog::info("chat wording: {}", info.chat.effort_texts.Describe());
   info.chat.thinking = options.thinking.value_or(info.chat.thinking);
   info.chat.reasoning_effort = options.reasoning_effort.value_or(info.chat.reasoning_effort);
   return {};

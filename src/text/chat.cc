@@ -146,13 +146,18 @@ Result<ChatPrompt> RenderChat(std::span<const ChatMessage> messages, const ChatO
   return Renderer(messages, options).Run(effort_text);
 }
 
+Status CheckControlTokens(const Tokenizer& tokenizer) {
+  for (const std::string_view token : {kBegin, kEnd, kUser, kAssistant, kThink, kThinkEnd}) {
+    HB_RETURN_IF_ERROR(tokenizer.IdOf(token));
+  }
+  return {};
+}
+
 Result<std::vector<int32_t>> EncodeChat(const Tokenizer& tokenizer,
                                         std::span<const ChatMessage> messages,
                                         const ChatOptions& options,
                                         const EffortTexts& effort_texts) {
-  for (const std::string_view token : {kBegin, kEnd, kUser, kAssistant, kThink, kThinkEnd}) {
-    HB_RETURN_IF_ERROR(tokenizer.IdOf(token));
-  }
+  HB_RETURN_IF_ERROR(CheckControlTokens(tokenizer));
   HB_ASSIGN_OR_RETURN(const ChatPrompt prompt, RenderChat(messages, options, effort_texts));
   if (options.control_tokens_in_content) {
     return tokenizer.Encode(prompt.text, ControlTokens::kRecognized);

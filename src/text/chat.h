@@ -15,7 +15,7 @@
 
 #include "base/result.h"
 #include "text/added_token_finder.h"
-#include "text/model_defaults.h"
+#include "text/effort_texts.h"
 #include "text/tokenizer.h"
 
 namespace halfbyte {
@@ -64,7 +64,10 @@ struct ChatPrompt {
 Result<ChatPrompt> RenderChat(std::span<const ChatMessage> messages, const ChatOptions& options,
                               const EffortTexts& effort_texts);
 
-// The same as token ids. Error naming the control token that the tokenizer lacks.
+// Error naming the control token of chats that the tokenizer lacks.
+Status CheckControlTokens(const Tokenizer& tokenizer);
+
+// The same as token ids. Errors: those of both above.
 Result<std::vector<int32_t>> EncodeChat(const Tokenizer& tokenizer,
                                         std::span<const ChatMessage> messages,
                                         const ChatOptions& options,

@@ -2,8 +2,14 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <optional>
+#include <string_view>
 #include <system_error>
 #include <utility>
+
+#include "base/file.h"
+#include "base/sha256.h"
+#include "text/encoder_file.h"
 
 namespace halfbyte {
 namespace {
@@ -44,38 +50,6 @@ Result<EffortTexts> ReadEffortTexts(const JsonObject& object) {
 
 }  // namespace
 
-std::string_view Name(ReasoningEffort effort) {
-  switch (effort) {
-    case ReasoningEffort::kLow:
-      return "low";
-    case ReasoningEffort::kHigh:
-      return "high";
-    case ReasoningEffort::kMax:
-      return "max";
-  }
-  return "";
-}
-
-Result<ReasoningEffort> ParseReasoningEffort(std::string_view name) {
-  for (const auto effort : {ReasoningEffort::kLow, ReasoningEffort::kHigh, ReasoningEffort::kMax}) {
-    if (name == Name(effort)) return effort;
-  }
-  return MakeError("reasoning_effort is \"{}\"; allowed are low, high, max", name);
-}
-
-Result<std::string> EffortTexts::For(ReasoningEffort effort) const {
-  if (effort == ReasoningEffort::kLow) return "";
-  if (effort == ReasoningEffort::kHigh && profile == EffortProfile::kPreview) return "";
-  const auto& text = effort == ReasoningEffort::kHigh ? high : max;
-  if (!text) {
-    return MakeError(
-        "prompt_data_missing: reasoning_effort \"{}\" needs wording that the model directory does "
-        "not bring; put it into halfbyte.json as effort_texts.{}",
-        Name(effort), Name(effort));
-  }
-  return *text;
-}
-
 Result<ModelDefaults> ParseModelDefaults(const Json& json, const std::string& source) {
   HB_ASSIGN_OR_RETURN(const JsonObject object, JsonObject::Of(json, source));
   HB_RETURN_IF_ERROR(RefuseUnknownFields(
@@ -98,10 +72,24 @@ Result<ModelDefaults> ParseModelDefaults(const Json& json, const std::string& so
 
 Result<ModelDefaults> ReadModelDefaults(const std::filesystem::path& model_dir) {
   const std::filesystem::path path = model_dir / "halfbyte.json";
+  ModelDefaults defaults;
+  std::optional<EffortProfile> profile;
   std::error_code error;
-  if (!std::filesystem::exists(path, error) && !error) return ModelDefaults{};
-  HB_ASSIGN_OR_RETURN(const Json json, ReadJsonFile(path));
-  return ParseModelDefaults(json, path.string());
+  if (std::filesystem::exists(path, error) || error) {
+    HB_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path));
+    HB_ASSIGN_OR_RETURN(const Json json, ParseJson(text, path.string()));
+    HB_ASSIGN_OR_RETURN(defaults, ParseModelDefaults(json, path.string()));
+    HB_ASSIGN_OR_RETURN(const JsonObject object, JsonObject::Of(json, path.string()));
+    if (object.Has("effort_profile")) profile = defaults.effort_texts.profile;
+    if (object.Has("effort_texts")) {
+      defaults.effort_texts.source = path.string();
+      defaults.effort_texts.sha256 = Sha256(text);
+      return defaults;
+    }
+  }
+  HB_ASSIGN_OR_RETURN(auto texts, ReadEncoderFile(model_dir, profile));
+  if (texts) defaults.effort_texts = *std::move(texts);
+  return defaults;
 }
 
 }  // namespace halfbyte

@@ -6,41 +6,18 @@
 //   effort_profile: "preview"            preview | official: what an effort adds (EffortTexts)
 //   effort_texts: {"max": "..."}         the wording that goes before the first message
 //
-// Wording is data, never in our source (server.md §3.1). Unknown fields are errors.
+// Without effort_texts the wording, and without effort_profile the profile, is what the
+// checkpoint's encoder says (encoder_file.h; server.md §3.1). Unknown fields are errors.
 #pragma once
 
 #include <filesystem>
-#include <optional>
 #include <string>
-#include <string_view>
 
 #include "base/json.h"
 #include "base/result.h"
+#include "text/effort_texts.h"
 
 namespace halfbyte {
-
-enum class ReasoningEffort { kLow, kHigh, kMax };
-
-std::string_view Name(ReasoningEffort effort);  // "low", "high", "max"
-// Error listing the allowed names.
-Result<ReasoningEffort> ParseReasoningEffort(std::string_view name);
-
-// The two families of released checkpoints (server.md §3.2).
-enum class EffortProfile {
-  kPreview,   // first releases: low and high add nothing, max a text
-  kOfficial,  // 0731, 0813: low adds nothing, high and max a text each
-};
-
-struct EffortTexts {
-  EffortProfile profile = EffortProfile::kPreview;
-  std::optional<std::string> high;  // kOfficial only
-  std::optional<std::string> max;
-
-  // The text that goes verbatim before the first message; "" where the profile adds nothing.
-  // Error starting with "prompt_data_missing: " if there ought to be a text and the model brings
-  // none.
-  Result<std::string> For(ReasoningEffort effort) const;
-};
 
 struct ModelDefaults {
   bool thinking = true;
@@ -48,9 +25,9 @@ struct ModelDefaults {
   EffortTexts effort_texts;
 };
 
-// Of `model_dir`/halfbyte.json; the values above if there is no such file.
+// Of `model_dir`: its halfbyte.json, its encoder; the values above where neither says anything.
 Result<ModelDefaults> ReadModelDefaults(const std::filesystem::path& model_dir);
-// `source` names the text in errors.
+// Of a halfbyte.json alone. `source` names the text in errors.
 Result<ModelDefaults> ParseModelDefaults(const Json& json, const std::string& source);
 
 }  // namespace halfbyte

@@ -6,6 +6,7 @@ Names in braces are files and folders that cli_test.py makes, or {model}, the bu
 """
 import dataclasses
 import json
+import pathlib
 
 USAGE = 2   # the call itself is wrong
 FAILED = 1  # the call is right, but its input is bad
@@ -23,6 +24,8 @@ class Case:
     limit: tuple = ()           # such as ("FSIZE", 4096): resource.setrlimit(RLIMIT_FSIZE)
 
 
+TOKENIZER = (pathlib.Path(__file__).resolve().parents[2]
+             / "models/tiny-v4-nvfp4/tokenizer.json").read_bytes()
 CONFIG = b'{"model_type": "deepseek_v4"}'
 
 # Folders end in _dir and map file names to contents.
@@ -44,6 +47,11 @@ FILES = {
         "model.safetensors.index.json": json.dumps(
             {"metadata": {}, "weight_map": {"a": "model-00001-of-00002.safetensors"}}).encode()},
     "broken_index_dir": {"config.json": CONFIG, "model.safetensors.index.json": b"[1, 2"},
+    "broken_encoder_dir": {"tokenizer.json": TOKENIZER,
+                           "encoding/encoding_dsv4.py": b"x = 1\ny = 'z\n"},
+    "golden_dir": {"tokenizer.json": TOKENIZER,
+                   "encoding/tests/test_input_1.json": b'[{"role": "user", "content": "a"}]',
+                   "encoding/tests/test_output_1.txt": b"a"},
     "broken_toml_file": b"port = ",
     "unknown_flag_toml_file": b"prot = 8000\n",
     "wrong_value_toml_file": b'port = "http"\n',
@@ -213,6 +221,19 @@ CASES = [
          FAILED, "^halfbyte: stdout", stdout_to="/dev/full"),
     Case("generate", ["generate", "{model}", "--ids", "{ids_file}", "--max-tokens", "1",
                       "--threads", "64"], 0, unprivileged=True, limit=("NPROC", 1)),
+
+    *(Case("doctor", ["doctor", folder], FAILED, f"^halfbyte doctor: .*{pattern}")
+      for folder, pattern in (
+          ("{missing}", "/missing/tokenizer.json"), ("{empty_dir}", "/empty/tokenizer.json"),
+          ("{text_file}", "/text_file/tokenizer.json"), ("", "tokenizer.json"),
+          ("{broken_encoder_dir}", "/encoding_dsv4.py: line 2: a string does not end"))),
+    Case("doctor", ["doctor", "{locked_dir}"], FAILED, "^halfbyte doctor: .*/locked",
+         unprivileged=True),
+    Case("doctor", ["doctor", "{golden_dir}"], FAILED,
+         stdout="test_input_1.json: differs: from byte 0: .* must be \"a\""),
+    Case("doctor", ["doctor", "{model}"], 0, stdout="^wording: preview profile, no file brings"),
+    Case("doctor", ["doctor", "{model}", "--json"], 0, stdout='"profile": "preview"'),
+    *bad_usage("doctor", ([], "model_dir"), (["{model}", "--no-such-flag"], "no-such-flag")),
 
     *bad_directories("logits", "--ids", "{ids_file}", "--out", "{tmp}/logits.safetensors"),
     *bad_ids("logits", "--out", "{tmp}/logits.safetensors"),

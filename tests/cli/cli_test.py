@@ -58,6 +58,7 @@ def make_files(folder, model):
         if name.endswith("_dir"):
             path.mkdir()
             for file_name, text in content.items():
+                (path / file_name).parent.mkdir(parents=True, exist_ok=True)
                 (path / file_name).write_bytes(text)
         else:
             path.write_bytes(content)
