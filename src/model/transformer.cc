@@ -4,12 +4,17 @@
 #include <numeric>
 #include <utility>
 
+#include "base/check.h"
 #include "kernels/elementwise/elementwise.h"
 #include "kernels/rms_norm/rms_norm.h"
+#include "model/batch_shares.h"
 #include "model/rope_config.h"
 
 namespace halfbyte {
 namespace {
+
+// A model of up to so many bytes is taken to lie in the caches of each thread.
+constexpr int64_t kCachedModel = 32 * 1024 * 1024;
 
 int64_t CountLogitRows(const PlacedItem& item) {
   switch (item.logits) {
@@ -21,6 +26,12 @@ int64_t CountLogitRows(const PlacedItem& item) {
       return std::ssize(item.tokens);
   }
   return 0;
+}
+
+int64_t CountLogitRows(std::span<const PlacedItem> batch) {
+  int64_t rows = 0;
+  for (const PlacedItem& item : batch) rows += CountLogitRows(item);
+  return rows;
 }
 
 }  // namespace
@@ -111,10 +122,28 @@ Status Transformer::LoadWeights() {
                        std::move(ffn_hc), std::move(attention), std::move(moe)});
     progress.Advance(layer_bytes[static_cast<size_t>(l)]);
   }
-  const MoeLimits limits = MoeBlock::Limits(c, options_.batch_tokens);
-  moe_workspace_.emplace(limits);
-  if (placement.ranks() > 1) expert_exchange_.emplace(*options_.communicator, limits);
+  if (placement.ranks() > 1) {
+    expert_exchange_.emplace(*options_.communicator, MoeBlock::Limits(c, options_.batch_tokens));
+  }
+  OpenLanes(std::reduce(layer_bytes.begin(), layer_bytes.end()));
   return {};
+}
+
+void Transformer::OpenLanes(int64_t weight_bytes) {
+  const MoeLimits limits = MoeBlock::Limits(config(), options_.batch_tokens);
+  lanes_.push_back({context_, MoeWorkspace(limits)});
+  // What w4a4 counts (MoeCounters) and what ranks exchange is of the whole batch.
+  const bool shares =
+      weight_bytes <= kCachedModel && !expert_exchange_ && options_.arithmetic != Arithmetic::kW4a4;
+  for (int i = 0; shares && i < context_.pool().threads(); ++i) {
+    lanes_.push_back({Context(caller_, context_.isa()), MoeWorkspace(limits)});
+  }
+}
+
+int64_t Transformer::workspace_bytes() const {
+  int64_t bytes = logits_.capacity_bytes();
+  for (const Lane& lane : lanes_) bytes += lane.arena.capacity_bytes();
+  return bytes;
 }
 
 Result<std::unique_ptr<KvCache>> Transformer::NewCache(KvCacheLimits limits) const {
@@ -154,11 +183,11 @@ Status Transformer::CheckBatch(std::span<const PlacedItem> batch) const {
   return {};
 }
 
-Step Transformer::MakeStep(const KvMemory& memory, std::span<const PlacedItem> batch) {
-  Step step{.context = &context_,
+Step Transformer::MakeStep(Lane& lane, const KvMemory& memory, std::span<const PlacedItem> batch) {
+  Step step{.context = &lane.context,
             .cache = &memory,
-            .arena = &arena_,
-            .moe_workspace = &*moe_workspace_,
+            .arena = &lane.arena,
+            .moe_workspace = &lane.moe_workspace,
             .expert_exchange = expert_exchange_ ? &*expert_exchange_ : nullptr,
             .rounding = rounding_,
             .reference_tokens = options_.reference_tokens};
@@ -198,44 +227,68 @@ Result<MatrixView<const float>> Transformer::Forward(KvMemory& memory,
                                                      std::span<const PlacedItem> batch,
                                                      LayerProbe* probe) {
   HB_RETURN_IF_ERROR(CheckBatch(batch));
-  const Step step = MakeStep(memory, batch);
-  arena_.Reset();
+  logits_.Reset();
+  const MatrixView<float> logits = logits_.Matrix(CountLogitRows(batch), config().vocab_size);
+  const int threads = probe == nullptr ? static_cast<int>(std::ssize(lanes_)) - 1 : 0;
+  const std::vector<std::span<const PlacedItem>> shares = ShareBatch(batch, threads);
+  if (shares.empty()) {
+    HB_RETURN_IF_ERROR(Run(lanes_[0], memory, batch, logits, probe));
+    return logits;
+  }
+  context_.pool().ParallelFor(std::ssize(shares), /*grain=*/1, [&](int64_t begin, int64_t end) {
+    for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
+      const int64_t first = CountLogitRows(batch.first(shares[i].data() - batch.data()));
+      const Status done = Run(lanes_[i + 1], memory, shares[i],
+                              logits.Rows(first, CountLogitRows(shares[i])), nullptr);
+      HB_CHECK(done.has_value(), "{}", done.error().message);  // only other ranks can fail
+    }
+  });
+  return logits;
+}
+
+Status Transformer::Run(Lane& lane, const KvMemory& memory, std::span<const PlacedItem> batch,
+                        MatrixView<float> logits, LayerProbe* probe) {
+  lane.arena.Reset();
+  const Step step = MakeStep(lane, memory, batch);
   const int64_t n = config().hc_streams;
-  const MatrixView<float> streams = arena_.Matrix(step.tokens, n * config().hidden_size);
-  EmbedTokens(context_, embedding_, step.token_ids, n, rounding_, streams);
+  const MatrixView<float> streams = lane.arena.Matrix(step.tokens, n * config().hidden_size);
+  EmbedTokens(lane.context, embedding_, step.token_ids, n, rounding_, streams);
   for (int64_t l = 0; l < config().layer_count(); ++l) {
     HB_RETURN_IF_ERROR(RunLayer(step, l, streams, probe));
   }
-  return Logits(step, batch, streams);
+  Head(step, batch, streams, logits);
+  return {};
 }
 
 Status Transformer::RunLayer(const Step& step, int64_t index, MatrixView<float> streams,
                              LayerProbe* probe) {
-  const Arena::Scope scope(arena_);
+  Arena& arena = *step.arena;
+  const Arena::Scope scope(arena);
+  const Context& context = *step.context;
   Layer& layer = layers_[static_cast<size_t>(index)];
   const int64_t tokens = step.tokens;
   const int64_t hidden = config().hidden_size;
   const int64_t n = config().hc_streams;
   const float eps = static_cast<float>(config().rms_norm_eps);
-  const MatrixView<float> mix = arena_.Matrix(tokens, (2 + n) * n);
-  const MatrixView<float> post = arena_.Matrix(tokens, n);
-  const MatrixView<float> comb = arena_.Matrix(tokens, n * n);
-  const MatrixView<float> x = arena_.Matrix(tokens, hidden);
-  const MatrixView<float> attended = arena_.Matrix(tokens, hidden);
-  const MatrixView<float> mixed = arena_.Matrix(tokens, hidden);
-  const MutableRouting routing{arena_.Matrix<int32_t>(tokens, config().experts_per_token),
-                               arena_.Matrix(tokens, config().experts_per_token)};
+  const MatrixView<float> mix = arena.Matrix(tokens, (2 + n) * n);
+  const MatrixView<float> post = arena.Matrix(tokens, n);
+  const MatrixView<float> comb = arena.Matrix(tokens, n * n);
+  const MatrixView<float> x = arena.Matrix(tokens, hidden);
+  const MatrixView<float> attended = arena.Matrix(tokens, hidden);
+  const MatrixView<float> mixed = arena.Matrix(tokens, hidden);
+  const MutableRouting routing{arena.Matrix<int32_t>(tokens, config().experts_per_token),
+                               arena.Matrix(tokens, config().experts_per_token)};
 
   // A block's input from the streams.
   const auto pre = [&](const HyperConnectionWeights& hc, const std::vector<float>& norm,
                        int64_t first, int64_t count) {
     const auto of = [&](MatrixView<float> rows) { return rows.Rows(first, count); };
-    HcPre(context_, hc.view(), of(streams), rounding_, of(mix), of(x), of(post), of(comb));
-    RmsNorm(context_, of(x), norm.data(), eps, rounding_, of(x));
+    HcPre(context, hc.view(), of(streams), rounding_, of(mix), of(x), of(post), of(comb));
+    RmsNorm(context, of(x), norm.data(), eps, rounding_, of(x));
   };
   // A block's output into the streams.
   const auto add = [&](MatrixView<const float> y, int64_t first, int64_t count) {
-    HcPost(context_, y.Rows(first, count), post.Rows(first, count), comb.Rows(first, count),
+    HcPost(context, y.Rows(first, count), post.Rows(first, count), comb.Rows(first, count),
            rounding_, streams.Rows(first, count));
   };
 
@@ -254,12 +307,13 @@ Status Transformer::RunLayer(const Step& step, int64_t index, MatrixView<float> 
   return {};
 }
 
-MatrixView<const float> Transformer::Logits(const Step& step, std::span<const PlacedItem> batch,
-                                            MatrixView<const float> streams) {
-  // Only the rows that somebody wants go through the head.
-  int64_t rows = 0;
-  for (const PlacedItem& item : batch) rows += CountLogitRows(item);
-  const MatrixView<float> wanted = arena_.Matrix(rows, streams.columns);
+// Only the rows that somebody wants go through the head.
+void Transformer::Head(const Step& step, std::span<const PlacedItem> batch,
+                       MatrixView<const float> streams, MatrixView<float> logits) const {
+  Arena& arena = *step.arena;
+  const Context& context = *step.context;
+  const int64_t rows = logits.rows;
+  const MatrixView<float> wanted = arena.Matrix(rows, streams.columns);
   int64_t row = 0;
   for (size_t i = 0; i < batch.size(); ++i) {
     const int64_t count = CountLogitRows(batch[i]);
@@ -268,13 +322,11 @@ MatrixView<const float> Transformer::Logits(const Step& step, std::span<const Pl
                 wanted.row(row));
     row += count;
   }
-  const MatrixView<float> mix = arena_.Matrix(rows, config().hc_streams);
-  const MatrixView<float> y = arena_.Matrix(rows, config().hidden_size);
-  HcHead(context_, head_hc_.view(), wanted, rounding_, mix, y);
-  RmsNorm(context_, y, norm_.data(), static_cast<float>(config().rms_norm_eps), rounding_, y);
-  const MatrixView<float> logits = arena_.Matrix(rows, config().vocab_size);
+  const MatrixView<float> mix = arena.Matrix(rows, config().hc_streams);
+  const MatrixView<float> y = arena.Matrix(rows, config().hidden_size);
+  HcHead(context, head_hc_.view(), wanted, rounding_, mix, y);
+  RmsNorm(context, y, norm_.data(), static_cast<float>(config().rms_norm_eps), rounding_, y);
   head_.Forward(step, y, logits);
-  return logits;
 }
 
 }  // namespace halfbyte

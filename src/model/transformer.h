@@ -7,6 +7,11 @@
 //
 // A token's logits depend on its sequence alone, not on how the prompt was cut into chunks, nor on
 // other sequences, threads or instruction set: the bits are equal.
+//
+// Threads share out the loops of a step: each reads its part of the weights, and waits for the
+// others at the end of every loop. Where the weights lie in the caches, reading them twice costs
+// less than waiting: there, if the batch can be cut evenly (batch_shares.h), each thread takes its
+// share of the sequences through the whole model alone.
 #pragma once
 
 #include <filesystem>
@@ -17,6 +22,7 @@
 
 #include "base/progress.h"
 #include "base/result.h"
+#include "base/thread_pool.h"
 #include "checkpoint/model_checkpoint.h"
 #include "comm/communicator.h"
 #include "device/arena.h"
@@ -31,6 +37,7 @@
 #include "moe/activation_scales.h"
 #include "moe/expert_exchange.h"
 #include "moe/expert_placement.h"
+#include "moe/moe_workspace.h"
 
 namespace halfbyte {
 
@@ -93,7 +100,7 @@ class Transformer {
     return layers_[static_cast<size_t>(layer)].moe.counters();
   }
   MoeBlock& moe(int64_t layer) { return layers_[static_cast<size_t>(layer)].moe; }
-  int64_t workspace_bytes() const { return arena_.capacity_bytes(); }
+  int64_t workspace_bytes() const;
 
  private:
   struct Layer {
@@ -105,16 +112,27 @@ class Transformer {
     MoeBlock moe;
   };
 
+  // What a step works with besides weights.
+  struct Lane {
+    Context context;
+    MoeWorkspace moe_workspace;
+    Arena arena = {};
+  };
+
   Transformer(ModelCheckpoint checkpoint, const TransformerOptions& options,
               const Context& context);
   Result<ExpertPlacement> PlaceExperts() const;
   Status LoadWeights();
+  void OpenLanes(int64_t weight_bytes);
   std::vector<int64_t> LayerBytes() const;
   Status CheckBatch(std::span<const PlacedItem> batch) const;
-  Step MakeStep(const KvMemory& memory, std::span<const PlacedItem> batch);
+  // The forward pass of `batch` in a lane, into its rows of logits.
+  Status Run(Lane& lane, const KvMemory& memory, std::span<const PlacedItem> batch,
+             MatrixView<float> logits, LayerProbe* probe);
+  Step MakeStep(Lane& lane, const KvMemory& memory, std::span<const PlacedItem> batch);
   Status RunLayer(const Step& step, int64_t index, MatrixView<float> streams, LayerProbe* probe);
-  MatrixView<const float> Logits(const Step& step, std::span<const PlacedItem> batch,
-                                 MatrixView<const float> streams);
+  void Head(const Step& step, std::span<const PlacedItem> batch, MatrixView<const float> streams,
+            MatrixView<float> logits) const;
 
   ModelCheckpoint checkpoint_;
   const TransformerOptions options_;
@@ -127,9 +145,10 @@ class Transformer {
   std::vector<Layer> layers_;
   std::vector<double> window_frequencies_;
   std::vector<double> compressed_frequencies_;
-  Arena arena_;
-  std::optional<MoeWorkspace> moe_workspace_;
   std::optional<ExpertExchange> expert_exchange_;  // with several ranks
+  Arena logits_;
+  ThreadPool caller_{1};     // of lanes that are a thread's own
+  std::vector<Lane> lanes_;  // of all threads together, then of each thread, if they take shares
 };
 
 }  // namespace halfbyte
