@@ -1,10 +1,14 @@
-# halfbyte_library(NAME SOURCES a.cc ... [CUDA_SOURCES a.cu b.cc ...] DEPS other_room fmt::fmt ...)
+# halfbyte_library(NAME SOURCES a.cc ... [CUDA_SOURCES a.cu b.cc ...] [NO_CUDA_SOURCES c.cc ...]
+#                  DEPS other_room fmt::fmt ...)
 # One room of the house: a static library, or an interface library if it has headers only. Its
 # objects also go into libhalfbyte.so (src/capi), which shows none of their symbols. CUDA_SOURCES
 # are compiled in the cuda preset only (halfbyte_cuda.cmake); cudart then comes along.
+# NO_CUDA_SOURCES stand in for them in all others.
 function(halfbyte_library name)
-  cmake_parse_arguments(arg "" "" "SOURCES;CUDA_SOURCES;DEPS" ${ARGN})
-  if(HALFBYTE_CUDA AND arg_CUDA_SOURCES)
+  cmake_parse_arguments(arg "" "" "SOURCES;CUDA_SOURCES;NO_CUDA_SOURCES;DEPS" ${ARGN})
+  if(NOT HALFBYTE_CUDA)
+    list(APPEND arg_SOURCES ${arg_NO_CUDA_SOURCES})
+  elseif(arg_CUDA_SOURCES)
     list(APPEND arg_SOURCES ${arg_CUDA_SOURCES})
     list(APPEND arg_DEPS CUDA::cudart_static)
   endif()

@@ -1,4 +1,5 @@
-// halfbyte: one mixture-of-experts layer on the CPU, as a C library (C99 and later).
+// halfbyte: one mixture-of-experts layer on the CPU or on an NVIDIA GPU of the Hopper family, as a
+// C library (C99 and later).
 //
 //   halfbyte_moe_layer* layer;
 //   halfbyte_moe_workspace* workspace;
@@ -23,9 +24,18 @@
 // a thread's last failure stays in halfbyte_moe_last_error() until its next one. After a failure
 // nothing has been computed, and results that the call would have returned are NULL or untouched.
 //
+// On a GPU (options.device) the pointers of a call are memory of that GPU, and the call only puts
+// work into its stream: it allocates nothing, waits for nothing and reads nothing back, so it can
+// be captured into a graph and replayed with other numbers in the same buffers. Results are
+// complete when the stream is. Weights are taken from host memory in any case and copied; their
+// bytes are free when the layer has been made. The calling thread's current device stays what it
+// was.
+//
 // Threads. Any number of threads may use one layer at the same time, each with a workspace of its
 // own. A workspace serves one call at a time; a second one at the same time is refused
-// (HALFBYTE_MOE_BUSY), never mixed up. Destroy a layer or a workspace when no call uses it.
+// (HALFBYTE_MOE_BUSY), never mixed up. On a GPU so is a call in another stream while work of an
+// earlier call is under way; replays of captured calls are seen by nobody, their order is yours.
+// Destroy a layer or a workspace when no call, stream or graph uses it.
 //
 // Versions. Each struct begins with its own size; HALFBYTE_MOE_INIT sets it and makes everything
 // else zero, and zero is each field's default. Later versions of the library only add fields at the
@@ -38,7 +48,8 @@
 // The version of this header. Rises when something is added; libhalfbyte.so's own number
 // (SOVERSION) rises when something old stops working.
 //   2: activation_scales_file in options; router groups in weights
-#define HALFBYTE_MOE_ABI_VERSION 2
+//   3: GPUs: device in options and info, stream in the arguments of run and route
+#define HALFBYTE_MOE_ABI_VERSION 3
 
 #if defined(__GNUC__)
 #define HALFBYTE_MOE_API __attribute__((visibility("default")))
@@ -63,7 +74,8 @@ extern "C" {
 // What the functions return.
 enum {
   HALFBYTE_MOE_OK = 0,
-  HALFBYTE_MOE_BAD_INPUT = 1,  // an argument or a checkpoint; the text says which and why
+  HALFBYTE_MOE_BAD_INPUT = 1,  // an argument, a checkpoint, or a GPU that cannot do it (its kind,
+                               // its memory, its driver); the text says which and why
   HALFBYTE_MOE_BUSY = 2,       // another call is using the workspace
   HALFBYTE_MOE_OUT_OF_MEMORY = 3,
   HALFBYTE_MOE_INTERNAL = 4  // a fault of the library
@@ -80,6 +92,14 @@ typedef struct halfbyte_moe_layer halfbyte_moe_layer;
 typedef struct halfbyte_moe_workspace halfbyte_moe_workspace;
 
 // ---- Layers ----------------------------------------------------------------------------------
+
+// Where a layer computes.
+enum {
+  HALFBYTE_MOE_CPU = 0,
+  // An H100 or H200 (compute capability 9.0), "w4a16" and "w4a4", NVFP4 or MXFP4 weights, bf16
+  // hidden rows. Only in libraries built with CUDA (docs/cuda.md); others refuse it.
+  HALFBYTE_MOE_CUDA = 1
+};
 
 // Where the scales of 4-bit activations come from ("w4a4" only).
 enum {
@@ -115,6 +135,9 @@ typedef struct halfbyte_moe_options {
   // calibrate` measured on the same model; headroom comes on top. Only for halfbyte_moe_layer_open,
   // with HALFBYTE_MOE_SCALES_AUTO. Read by the call that takes the options.
   const char* activation_scales_file;
+  // Since version 3.
+  int32_t device;          // HALFBYTE_MOE_CPU or HALFBYTE_MOE_CUDA
+  int32_t device_ordinal;  // which GPU, from 0, as cudaSetDevice counts
 } halfbyte_moe_options;
 
 // Layer `layer` (from 0) of the checkpoint in `directory`, in any format that `halfbyte inspect`
@@ -163,8 +186,8 @@ enum {
   HALFBYTE_MOE_SOFTMAX_OF_CHOSEN = 2
 };
 
-// A layer from tensors in memory. The matrices' bytes are borrowed: they must stay as they are
-// until the layer is destroyed. Everything else is copied.
+// A layer from tensors in host memory. The matrices' bytes are borrowed: they must stay as they are
+// until the layer is destroyed (on a GPU: until it is made). Everything else is copied.
 typedef struct halfbyte_moe_weights {
   uint64_t struct_size;
   int64_t experts;       // of the whole layer
@@ -212,10 +235,15 @@ typedef struct halfbyte_moe_info {
   int64_t top_k;
   int64_t weight_bytes;        // of the local experts, as stored
   const char* arithmetic;      // "w4a16", ...; valid for ever
-  int32_t threads;             // of each workspace
+  int32_t threads;             // of each workspace; 0 on a GPU
   int32_t static_scales;       // 1: "w4a4" with static activation scales
   int32_t routes_by_token_id;  // 1: the experts come from a table, see halfbyte_moe_route
   int32_t reserved;
+  // Since version 3.
+  int32_t device;  // HALFBYTE_MOE_CPU or HALFBYTE_MOE_CUDA
+  int32_t device_ordinal;
+  int64_t device_bytes;       // GPU memory that the layer takes; 0 on the CPU
+  int64_t peak_device_bytes;  // and took while it was made: one expert, as stored, more
 } halfbyte_moe_info;
 
 // Fills *info, whose struct_size the caller has set.
@@ -227,12 +255,12 @@ HALFBYTE_MOE_API void halfbyte_moe_layer_destroy(halfbyte_moe_layer* layer);
 
 // ---- Workspaces ------------------------------------------------------------------------------
 
-// Bytes that a workspace for up to max_tokens tokens takes.
+// Bytes that a workspace for up to max_tokens tokens takes, of the memory of the layer's device.
 HALFBYTE_MOE_API int halfbyte_moe_workspace_bytes(const halfbyte_moe_layer* layer,
                                                   int64_t max_tokens, uint64_t* bytes);
 
-// Memory and threads for calls of up to max_tokens tokens. Serves every layer that is not larger in
-// any respect, and outlives the layer it was made for.
+// Memory and threads for calls of up to max_tokens tokens. Serves every layer on the same device
+// that is not larger in any respect, and outlives the layer it was made for.
 HALFBYTE_MOE_API int halfbyte_moe_workspace_create(const halfbyte_moe_layer* layer,
                                                    int64_t max_tokens,
                                                    halfbyte_moe_workspace** out);
@@ -248,13 +276,17 @@ typedef struct halfbyte_moe_run_arguments {
   uint64_t struct_size;
   int64_t tokens;             // 0 to the workspace's max_tokens; 0 does nothing
   int64_t top_k;              // choices per token, 1 to the layer's top_k
-  const void* hidden;         // [tokens, hidden]; the models give bf16 numbers in either type
+  const void* hidden;         // [tokens, hidden]; the models give bf16 numbers in either type; on a
+                              // GPU bf16 rows, `hidden` and `out` aligned to 16 bytes
   const int32_t* topk_ids;    // [tokens, top_k] global ids; -1 and all others outside of
                               // 0..experts-1 mean no expert; an id twice counts twice
   const float* topk_weights;  // [tokens, top_k]
   void* out;                  // [tokens, hidden], every row is written; may not overlap `hidden`
   int32_t hidden_type;        // HALFBYTE_MOE_BF16_ROWS or HALFBYTE_MOE_F32_ROWS
   int32_t out_type;           // the same; sums are fp32, bf16 rounds them once
+  // Since version 3: the cudaStream_t that takes the work, on the layer's GPU; NULL: its default
+  // stream. Ignored on the CPU.
+  void* stream;
 } halfbyte_moe_run_arguments;
 
 HALFBYTE_MOE_API int halfbyte_moe_run(const halfbyte_moe_layer* layer,
@@ -265,10 +297,13 @@ typedef struct halfbyte_moe_route_arguments {
   uint64_t struct_size;
   int64_t tokens;            // any number
   const float* logits;       // [tokens, experts]: hidden times the router's weight, not rounded
-  const int32_t* token_ids;  // [tokens]; only for layers that route by token id, else ignored
+  const int32_t* token_ids;  // [tokens]; only for layers that route by token id, else ignored. One
+                             // outside of the table is refused; on a GPU, where nobody looks
+                             // before, it gets ids of -1 and weights of 0
   int32_t* topk_ids;         // [tokens, top_k of the layer], written: by falling score, ties to the
                              // lower id; by table: in its order
   float* topk_weights;       // [tokens, top_k], written
+  void* stream;              // since version 3, as in halfbyte_moe_run_arguments
 } halfbyte_moe_route_arguments;
 
 // Experts and weights from logits, by the layer's rule. A NaN or +infinity among the logits counts
@@ -298,8 +333,8 @@ typedef struct halfbyte_moe_counters {
   int64_t bad_rows;     // of these: with a NaN or +infinity among the logits
 } halfbyte_moe_counters;
 
-// Sums over all calls that have finished on this layer. Fills *counters, whose struct_size the
-// caller has set.
+// Sums over all calls, and replays of captured ones, that have finished on this layer. On a GPU
+// this waits for all its work. Fills *counters, whose struct_size the caller has set.
 HALFBYTE_MOE_API int halfbyte_moe_read_counters(const halfbyte_moe_layer* layer,
                                                 halfbyte_moe_counters* counters);
 

@@ -98,14 +98,16 @@ class Layer {
     return bytes;
   }
 
-  // hidden, out: [tokens, hidden] of float or Bf16.
+  // hidden, out: [tokens, hidden] of float or Bf16. stream: of a layer on a GPU.
   template <class In, class Out>
-  void Run(Workspace& workspace, const Choices& choices, const In* hidden, Out* out) const;
+  void Run(Workspace& workspace, const Choices& choices, const In* hidden, Out* out,
+           void* stream = nullptr) const;
 
   // logits [tokens, experts] -> ids, weights [tokens, top_k]. token_ids [tokens] for layers that
   // route by token id, else nullptr.
   void Route(Workspace& workspace, std::int64_t tokens, const float* logits,
-             const std::int32_t* token_ids, std::int32_t* ids, float* weights) const;
+             const std::int32_t* token_ids, std::int32_t* ids, float* weights,
+             void* stream = nullptr) const;
 
   const halfbyte_moe_layer* handle() const noexcept { return handle_.get(); }
 
@@ -138,7 +140,8 @@ class Workspace {
 };
 
 template <class In, class Out>
-void Layer::Run(Workspace& workspace, const Choices& choices, const In* hidden, Out* out) const {
+void Layer::Run(Workspace& workspace, const Choices& choices, const In* hidden, Out* out,
+                void* stream) const {
   auto arguments = HALFBYTE_MOE_INIT(halfbyte_moe_run_arguments);
   arguments.tokens = choices.tokens;
   arguments.top_k = choices.top_k;
@@ -148,17 +151,20 @@ void Layer::Run(Workspace& workspace, const Choices& choices, const In* hidden, 
   arguments.out = out;
   arguments.hidden_type = RowType<In>::value;
   arguments.out_type = RowType<Out>::value;
+  arguments.stream = stream;
   ThrowIfFailed(halfbyte_moe_run(handle_.get(), workspace.handle(), &arguments));
 }
 
 inline void Layer::Route(Workspace& workspace, std::int64_t tokens, const float* logits,
-                         const std::int32_t* token_ids, std::int32_t* ids, float* weights) const {
+                         const std::int32_t* token_ids, std::int32_t* ids, float* weights,
+                         void* stream) const {
   auto arguments = HALFBYTE_MOE_INIT(halfbyte_moe_route_arguments);
   arguments.tokens = tokens;
   arguments.logits = logits;
   arguments.token_ids = token_ids;
   arguments.topk_ids = ids;
   arguments.topk_weights = weights;
+  arguments.stream = stream;
   ThrowIfFailed(halfbyte_moe_route(handle_.get(), workspace.handle(), &arguments));
 }
 

@@ -2,6 +2,16 @@
 
 namespace halfbyte {
 
+Result<std::unique_ptr<halfbyte_moe_layer>> LayerFromParts(RoutedLayerParts parts,
+                                                           const LayerOptions& options) {
+  auto handle = std::make_unique<halfbyte_moe_layer>();
+  handle->gpu = options.gpu;
+  handle->threads = options.gpu ? 0 : options.threads;
+  HB_ASSIGN_OR_RETURN(handle->backend, options.gpu ? CreateCudaBackend(std::move(parts), options)
+                                                   : CreateCpuBackend(std::move(parts), options));
+  return handle;
+}
+
 Result<std::unique_ptr<halfbyte_moe_layer>> LayerFromCheckpoint(const char* directory,
                                                                 int64_t layer,
                                                                 const LayerOptions& options) {
@@ -13,10 +23,10 @@ Result<std::unique_ptr<halfbyte_moe_layer>> LayerFromCheckpoint(const char* dire
                      config.layer_count() - 1);
   }
   HB_ASSIGN_OR_RETURN(const ExpertPlacement placement, options.Placement(config.routed_experts));
-  ThreadPool pool(options.threads);
-  HB_ASSIGN_OR_RETURN(RoutedLayer routed, RoutedLayer::Load(WeightLoader(*checkpoint), layer,
-                                                            options.routed, placement, pool));
-  auto handle = std::make_unique<halfbyte_moe_layer>(std::move(routed), options.threads);
+  HB_ASSIGN_OR_RETURN(
+      RoutedLayerParts parts,
+      RoutedLayerParts::Load(WeightLoader(*checkpoint), layer, options.routed, placement));
+  HB_ASSIGN_OR_RETURN(auto handle, LayerFromParts(std::move(parts), options));
   handle->checkpoint = std::move(checkpoint);
   return handle;
 }

@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "base/thread_pool.h"
+#include "capi/moe_backend.h"
 #include "capi/versioned_struct.h"
 
 namespace halfbyte {
@@ -58,6 +59,16 @@ Result<ActivationScalePolicy> ReadScalePolicy(const halfbyte_moe_options& given,
   return policy;
 }
 
+Result<std::optional<int32_t>> ReadDevice(const halfbyte_moe_options& given) {
+  if (given.device != HALFBYTE_MOE_CPU && given.device != HALFBYTE_MOE_CUDA) {
+    return MakeError("options.device: {} is none of HALFBYTE_MOE_CPU, HALFBYTE_MOE_CUDA",
+                     given.device);
+  }
+  if (given.device == HALFBYTE_MOE_CPU) return std::nullopt;
+  HB_RETURN_IF_ERROR(CheckCudaDevice(given.device_ordinal));
+  return given.device_ordinal;
+}
+
 }  // namespace
 
 Result<ExpertPlacement> LayerOptions::Placement(int64_t experts) const {
@@ -83,6 +94,7 @@ Result<LayerOptions> ReadLayerOptions(const halfbyte_moe_options* options) {
   }
   read.ranks = std::max(given.ranks, 1);
   read.rank = given.rank;
+  HB_ASSIGN_OR_RETURN(read.gpu, ReadDevice(given));
   return read;
 }
 

@@ -3,6 +3,8 @@
 
 #include <halfbyte/moe.h>
 
+#include <optional>
+
 #include "base/result.h"
 #include "model/routed_layer.h"
 #include "moe/expert_placement.h"
@@ -14,11 +16,12 @@ struct LayerOptions {
   int threads = 1;
   int32_t ranks = 1;
   int32_t rank = 0;
+  std::optional<int32_t> gpu;  // none: the CPU
 
   Result<ExpertPlacement> Placement(int64_t experts) const;
 };
 
-// options may be NULL.
+// options may be NULL. A GPU that they name can compute layers.
 Result<LayerOptions> ReadLayerOptions(const halfbyte_moe_options* options);
 
 }  // namespace halfbyte

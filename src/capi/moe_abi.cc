@@ -1,4 +1,5 @@
-// The functions of include/halfbyte/moe.h: check, call, convert rows. The contract stands there.
+// The functions of include/halfbyte/moe.h: check, then ask the layer's backend. The contract stands
+// there.
 #include <cstring>
 
 #include "capi/last_error.h"
@@ -69,10 +70,10 @@ Result<MoeLimits> LimitsOf(const Layer& layer, int64_t max_tokens) {
   if (max_tokens < 1 || max_tokens > kMaxTokens) {
     return MakeError("max_tokens: {} is outside 1..{}", max_tokens, kMaxTokens);
   }
-  const MoeParams& params = layer.routed.experts.params();
+  const MoeParams& params = layer.backend->params();
   const MoeLimits limits{.tokens = max_tokens,
-                         .top_k = layer.routed.router.top_k,
-                         .experts = layer.routed.experts.placement().local_experts(),
+                         .top_k = layer.backend->routing().params.top_k,
+                         .experts = layer.backend->placement().local_experts(),
                          .hidden = params.hidden,
                          .intermediate = params.intermediate};
   const int64_t width = std::max(params.hidden, params.intermediate);
@@ -83,10 +84,21 @@ Result<MoeLimits> LimitsOf(const Layer& layer, int64_t max_tokens) {
   return limits;
 }
 
+std::string DeviceName(std::optional<int32_t> gpu) {
+  return gpu ? fmt::format("GPU {}", *gpu) : "the CPU";
+}
+
+Status CheckDevice(const Layer& layer, const Workspace& workspace) {
+  if (layer.gpu == workspace.gpu) return {};
+  return MakeError("the layer is on {}, but the workspace on {}", DeviceName(layer.gpu),
+                   DeviceName(workspace.gpu));
+}
+
 Status CheckFits(const Layer& layer, const Workspace& workspace) {
-  const MoeLimits& limits = workspace.memory.limits;
-  const MoeParams& params = layer.routed.experts.params();
-  const int32_t experts = layer.routed.experts.placement().local_experts();
+  HB_RETURN_IF_ERROR(CheckDevice(layer, workspace));
+  const MoeLimits& limits = workspace.limits;
+  const MoeParams& params = layer.backend->params();
+  const int32_t experts = layer.backend->placement().local_experts();
   if (experts <= limits.experts && params.hidden <= limits.hidden &&
       params.intermediate <= limits.intermediate) {
     return {};
@@ -107,15 +119,16 @@ Result<int64_t> RowBytes(int32_t type, int64_t width, std::string_view name) {
 Status CheckRun(const Layer& layer, const Workspace& workspace,
                 const halfbyte_moe_run_arguments& run) {
   HB_RETURN_IF_ERROR(CheckFits(layer, workspace));
-  const int64_t most_tokens = workspace.memory.limits.tokens;
+  const int64_t most_tokens = workspace.limits.tokens;
   if (run.tokens < 0 || run.tokens > most_tokens) {
     return MakeError("tokens: {}, but the workspace takes 0..{}", run.tokens, most_tokens);
   }
-  const int64_t most_choices = std::min(layer.routed.router.top_k, workspace.memory.limits.top_k);
+  const int64_t most_choices =
+      std::min(layer.backend->routing().params.top_k, workspace.limits.top_k);
   if (run.top_k < 1 || run.top_k > most_choices) {
     return MakeError("top_k: {} is outside 1..{}", run.top_k, most_choices);
   }
-  const int64_t width = layer.routed.experts.params().hidden;
+  const int64_t width = layer.backend->params().hidden;
   HB_ASSIGN_OR_RETURN(const int64_t hidden_row, RowBytes(run.hidden_type, width, "hidden_type"));
   HB_ASSIGN_OR_RETURN(const int64_t out_row, RowBytes(run.out_type, width, "out_type"));
   const int64_t hidden_bytes = run.tokens * hidden_row;
@@ -135,91 +148,20 @@ Status CheckRun(const Layer& layer, const Workspace& workspace,
   return {};
 }
 
-// Calls convert(begin, end) on pieces of [0, count) in the workspace's threads.
-template <class Convert>
-void ConvertElements(const Workspace& workspace, int64_t count, const Convert& convert) {
-  constexpr int64_t kGrain = 16384;
-  workspace.context.pool().ParallelFor(count, kGrain, convert);
-}
-
-MatrixView<const float> HiddenRows(const Workspace& workspace,
-                                   const halfbyte_moe_run_arguments& run, int64_t width) {
-  if (run.hidden_type == HALFBYTE_MOE_F32_ROWS) {
-    return {static_cast<const float*>(run.hidden), run.tokens, width};
-  }
-  const auto* from = static_cast<const Bf16*>(run.hidden);
-  float* to = workspace.hidden.get();
-  ConvertElements(workspace, run.tokens * width, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) to[i] = ToFloat(from[i]);
-  });
-  return {to, run.tokens, width};
-}
-
-void RunLayer(const Layer& layer, Workspace& workspace, const halfbyte_moe_run_arguments& run) {
-  const int64_t width = layer.routed.experts.params().hidden;
-  const bool direct = run.out_type == HALFBYTE_MOE_F32_ROWS;
-  const MatrixView<float> out{direct ? static_cast<float*>(run.out) : workspace.out.get(),
-                              run.tokens, width};
-  const Routing routing{{run.topk_ids, run.tokens, run.top_k},
-                        {run.topk_weights, run.tokens, run.top_k}};
-  MoeCounters counters;
-  layer.routed.experts.Run(workspace.context, HiddenRows(workspace, run, width), routing, out,
-                           workspace.memory, &counters);
-  if (!direct) {
-    auto* to = static_cast<Bf16*>(run.out);
-    ConvertElements(workspace, run.tokens * width, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) to[i] = ToBf16(out.data[i]);
-    });
-  }
-  const std::lock_guard lock(layer.counters_mutex);
-  layer.counters.gate_up += counters.gate_up;
-  layer.counters.down += counters.down;
-}
-
-Status CheckRoute(const Layer& layer, const halfbyte_moe_route_arguments& route) {
+Status CheckRoute(const Layer& layer, const Workspace& workspace,
+                  const halfbyte_moe_route_arguments& route) {
+  HB_RETURN_IF_ERROR(CheckDevice(layer, workspace));
   if (route.tokens < 0 || route.tokens > kMaxTokens) {
     return MakeError("tokens: {} is outside 0..{}", route.tokens, kMaxTokens);
   }
+  const RoutingRule& rule = layer.backend->routing();
   const int64_t n = route.tokens;
-  const int64_t choices = n * layer.routed.router.top_k;
-  HB_RETURN_IF_ERROR(
-      CheckBuffer(route.logits, n * layer.routed.router.experts, alignof(float), "logits"));
+  const int64_t choices = n * rule.params.top_k;
+  HB_RETURN_IF_ERROR(CheckBuffer(route.logits, n * rule.params.experts, alignof(float), "logits"));
   HB_RETURN_IF_ERROR(CheckBuffer(route.topk_ids, choices, alignof(int32_t), "topk_ids"));
   HB_RETURN_IF_ERROR(CheckBuffer(route.topk_weights, choices, alignof(float), "topk_weights"));
-  if (!layer.routed.routes_by_token_id()) return {};
-  HB_RETURN_IF_ERROR(CheckBuffer(route.token_ids, n, alignof(int32_t), "token_ids"));
-  const int64_t vocabulary = layer.routed.vocabulary();
-  for (int64_t t = 0; t < n; ++t) {
-    if (route.token_ids[t] < 0 || route.token_ids[t] >= vocabulary) {
-      return MakeError("token_ids[{}]: {} is outside 0..{}", t, route.token_ids[t], vocabulary - 1);
-    }
-  }
-  return {};
-}
-
-void RouteLayer(const Layer& layer, const Workspace& workspace,
-                const halfbyte_moe_route_arguments& route) {
-  const int64_t top_k = layer.routed.router.top_k;
-  const MatrixView<const float> logits{route.logits, route.tokens, layer.routed.router.experts};
-  const MutableRouting routing{{route.topk_ids, route.tokens, top_k},
-                               {route.topk_weights, route.tokens, top_k}};
-  // Token ids are read, and have been checked, only where there is a table.
-  const size_t ids = layer.routed.routes_by_token_id() ? static_cast<size_t>(route.tokens) : 0;
-  const RouterCounters counters =
-      layer.routed.Route(workspace.context, logits, {route.token_ids, ids}, routing);
-  const std::lock_guard lock(layer.counters_mutex);
-  layer.router_counters.rows += counters.rows;
-  layer.router_counters.bad_rows += counters.bad_rows;
-}
-
-halfbyte_moe_stage_counters StageCounters(const Nvfp4BlockStats& stats) {
-  return {.blocks = stats.blocks,
-          .zero = stats.zero,
-          .flushed = stats.flushed,
-          .at_max = stats.at_max,
-          .clipped = stats.clipped,
-          .non_finite = stats.non_finite,
-          .amax = stats.amax};
+  if (!rule.by_token_id()) return {};
+  return CheckBuffer(route.token_ids, n, alignof(int32_t), "token_ids");
 }
 
 // Gives the caller what `load` makes, or NULL and the error.
@@ -265,18 +207,24 @@ int halfbyte_moe_layer_create(const halfbyte_moe_weights* weights,
 int halfbyte_moe_layer_describe(const halfbyte_moe_layer* layer, halfbyte_moe_info* info) {
   return Guarded([&]() -> Result<int> {
     HB_RETURN_IF_ERROR(NotNull(layer, "layer"));
-    const MoeParams& params = layer->routed.experts.params();
-    const halfbyte_moe_info known{
-        .experts = layer->routed.experts.placement().experts(),
-        .local_experts = layer->routed.experts.placement().local_experts(),
-        .hidden = params.hidden,
-        .intermediate = params.intermediate,
-        .top_k = layer->routed.router.top_k,
-        .weight_bytes = layer->routed.experts.weight_bytes(),
-        .arithmetic = ArithmeticName(params.arithmetic).data(),
-        .threads = layer->threads,
-        .static_scales = params.gate_up_input_scale.has_value(),
-        .routes_by_token_id = layer->routed.routes_by_token_id()};
+    const MoeParams& params = layer->backend->params();
+    const ExpertPlacement& placement = layer->backend->placement();
+    const RoutingRule& routing = layer->backend->routing();
+    const BackendMemory memory = layer->backend->memory();
+    const halfbyte_moe_info known{.experts = placement.experts(),
+                                  .local_experts = placement.local_experts(),
+                                  .hidden = params.hidden,
+                                  .intermediate = params.intermediate,
+                                  .top_k = routing.params.top_k,
+                                  .weight_bytes = memory.weight_bytes,
+                                  .arithmetic = ArithmeticName(params.arithmetic).data(),
+                                  .threads = layer->threads,
+                                  .static_scales = params.gate_up_input_scale.has_value(),
+                                  .routes_by_token_id = routing.by_token_id(),
+                                  .device = layer->gpu ? HALFBYTE_MOE_CUDA : HALFBYTE_MOE_CPU,
+                                  .device_ordinal = layer->gpu.value_or(0),
+                                  .device_bytes = memory.device_bytes,
+                                  .peak_device_bytes = memory.peak_device_bytes};
     HB_RETURN_IF_ERROR(WriteStruct(known, kInfoFirst, info, "info"));
     return HALFBYTE_MOE_OK;
   });
@@ -290,8 +238,7 @@ int halfbyte_moe_workspace_bytes(const halfbyte_moe_layer* layer, int64_t max_to
     HB_RETURN_IF_ERROR(NotNull(layer, "layer"));
     HB_RETURN_IF_ERROR(NotNull(bytes, "bytes"));
     HB_ASSIGN_OR_RETURN(const MoeLimits limits, LimitsOf(*layer, max_tokens));
-    *bytes = static_cast<uint64_t>(MoeWorkspace::Bytes(limits)) +
-             2 * sizeof(float) * Workspace::Elements(limits);
+    *bytes = layer->backend->WorkspaceBytes(limits);
     return HALFBYTE_MOE_OK;
   });
 }
@@ -301,7 +248,11 @@ int halfbyte_moe_workspace_create(const halfbyte_moe_layer* layer, int64_t max_t
   return Create(out, [&]() -> Result<std::unique_ptr<Workspace>> {
     HB_RETURN_IF_ERROR(NotNull(layer, "layer"));
     HB_ASSIGN_OR_RETURN(const MoeLimits limits, LimitsOf(*layer, max_tokens));
-    return std::make_unique<Workspace>(limits, layer->threads);
+    auto workspace = std::make_unique<Workspace>();
+    workspace->gpu = layer->gpu;
+    workspace->limits = limits;
+    HB_ASSIGN_OR_RETURN(workspace->memory, layer->backend->CreateWorkspace(limits));
+    return workspace;
   });
 }
 
@@ -316,8 +267,8 @@ int halfbyte_moe_run(const halfbyte_moe_layer* layer, halfbyte_moe_workspace* wo
     const Claim claim(*workspace);
     if (!claim) return FailBusy();
     HB_RETURN_IF_ERROR(CheckRun(*layer, *workspace, run));
-    if (run.tokens > 0) RunLayer(*layer, *workspace, run);
-    return HALFBYTE_MOE_OK;
+    if (run.tokens == 0) return HALFBYTE_MOE_OK;
+    return layer->backend->Run(*workspace->memory, run);
   });
 }
 
@@ -329,23 +280,16 @@ int halfbyte_moe_route(const halfbyte_moe_layer* layer, halfbyte_moe_workspace* 
     HB_ASSIGN_OR_RETURN(const auto route, ReadStruct(arguments, kRouteFirst, "arguments"));
     const Claim claim(*workspace);
     if (!claim) return FailBusy();
-    HB_RETURN_IF_ERROR(CheckRoute(*layer, route));
-    if (route.tokens > 0) RouteLayer(*layer, *workspace, route);
-    return HALFBYTE_MOE_OK;
+    HB_RETURN_IF_ERROR(CheckRoute(*layer, *workspace, route));
+    if (route.tokens == 0) return HALFBYTE_MOE_OK;
+    return layer->backend->Route(*workspace->memory, route);
   });
 }
 
 int halfbyte_moe_read_counters(const halfbyte_moe_layer* layer, halfbyte_moe_counters* counters) {
   return Guarded([&]() -> Result<int> {
     HB_RETURN_IF_ERROR(NotNull(layer, "layer"));
-    halfbyte_moe_counters known{};
-    {
-      const std::lock_guard lock(layer->counters_mutex);
-      known.gate_up = StageCounters(layer->counters.gate_up);
-      known.down = StageCounters(layer->counters.down);
-      known.routed_rows = layer->router_counters.rows;
-      known.bad_rows = layer->router_counters.bad_rows;
-    }
+    HB_ASSIGN_OR_RETURN(const halfbyte_moe_counters known, layer->backend->ReadCounters());
     HB_RETURN_IF_ERROR(WriteStruct(known, kCountersFirst, counters, "counters"));
     return HALFBYTE_MOE_OK;
   });

@@ -93,6 +93,7 @@ TEST(MoeAbiRefuses, OptionsOutOfRange) {
   expect([](auto& o) { o.headroom = 7; }, "options.headroom: 7");
   expect([](auto& o) { o.ranks = -1; }, "options.rank: 0 of -1 ranks");
   expect([](auto& o) { o.rank = 1; }, "options.rank: 1 of 0 ranks");
+  expect([](auto& o) { o.device = 2; }, "options.device: 2 is none of");
   expect(
       [](auto& o) {
         o.arithmetic = "w4a4";
@@ -115,6 +116,23 @@ TEST(MoeAbiRefuses, OptionsOutOfRange) {
   with_file(file.path.c_str(), HALFBYTE_MOE_SCALES_STATIC, "must be HALFBYTE_MOE_SCALES_AUTO");
   with_file(file.path.c_str(), HALFBYTE_MOE_SCALES_PER_TOKEN, "must be HALFBYTE_MOE_SCALES_AUTO");
   with_file(file.path.c_str(), HALFBYTE_MOE_SCALES_AUTO, "is for the layers of a checkpoint");
+}
+
+TEST(MoeAbiRefuses, AGpuThatThisLibraryOrMachineDoesNotHave) {  // R132
+  halfbyte_moe_options options = OptionsFor("w4a16");
+  options.device = HALFBYTE_MOE_CUDA;
+  options.device_ordinal = 1000;
+  halfbyte_moe_layer* out = nullptr;
+  // Before a file is looked at.
+  const int code = halfbyte_moe_layer_open("/no/such/model", 0, &options, &out);
+#ifdef HALFBYTE_CUDA
+  ExpectRefused(code, "GPU");
+#else
+  ExpectRefused(code,
+                "options.device: this libhalfbyte was built without CUDA; build it with cmake "
+                "--preset cuda, or choose HALFBYTE_MOE_CPU");
+#endif
+  EXPECT_EQ(out, nullptr);
 }
 
 TEST(MoeAbiRefuses, ScalesOfAnotherModel) {

@@ -17,18 +17,23 @@ namespace halfbyte {
 namespace {
 
 // Programs built against earlier versions rely on these.
-static_assert(HALFBYTE_MOE_ABI_VERSION == 2);
-static_assert(sizeof(halfbyte_moe_options) == 48 && offsetof(halfbyte_moe_options, rank) == 36 &&
-              offsetof(halfbyte_moe_options, activation_scales_file) == 40);
+static_assert(HALFBYTE_MOE_ABI_VERSION == 3);
+static_assert(sizeof(halfbyte_moe_options) == 56 && offsetof(halfbyte_moe_options, rank) == 36 &&
+              offsetof(halfbyte_moe_options, activation_scales_file) == 40 &&
+              offsetof(halfbyte_moe_options, device) == 48);
 static_assert(sizeof(halfbyte_moe_matrix) == 56 && offsetof(halfbyte_moe_matrix, format) == 32);
 static_assert(sizeof(halfbyte_moe_weights) == 128 &&
               offsetof(halfbyte_moe_weights, router_bias) == 104 &&
               offsetof(halfbyte_moe_weights, router_groups) == 112 &&
               offsetof(halfbyte_moe_weights, router_chosen_groups) == 120);
-static_assert(sizeof(halfbyte_moe_info) == 80 && offsetof(halfbyte_moe_info, threads) == 64);
-static_assert(sizeof(halfbyte_moe_run_arguments) == 64 &&
-              offsetof(halfbyte_moe_run_arguments, out_type) == 60);
-static_assert(sizeof(halfbyte_moe_route_arguments) == 48);
+static_assert(sizeof(halfbyte_moe_info) == 104 && offsetof(halfbyte_moe_info, threads) == 64 &&
+              offsetof(halfbyte_moe_info, device) == 80 &&
+              offsetof(halfbyte_moe_info, peak_device_bytes) == 96);
+static_assert(sizeof(halfbyte_moe_run_arguments) == 72 &&
+              offsetof(halfbyte_moe_run_arguments, out_type) == 60 &&
+              offsetof(halfbyte_moe_run_arguments, stream) == 64);
+static_assert(sizeof(halfbyte_moe_route_arguments) == 56 &&
+              offsetof(halfbyte_moe_route_arguments, stream) == 48);
 static_assert(sizeof(halfbyte_moe_stage_counters) == 56);
 static_assert(sizeof(halfbyte_moe_counters) == 136 &&
               offsetof(halfbyte_moe_counters, bad_rows) == 128);
@@ -181,7 +186,7 @@ TEST(MoeAbi, RoutesByTokenIdWhereTheCheckpointSaysSo) {
   route.topk_ids = ids.data();
   route.topk_weights = weights.data();
   ASSERT_EQ(halfbyte_moe_route(layer.get(), workspace.get(), &route), HALFBYTE_MOE_OK);
-  const auto& table = layer->routed.table;
+  const auto& table = layer->backend->routing().table;
   for (size_t j = 0; j < 4; ++j) {
     EXPECT_EQ(ids[j], table[9 * 4 + j]);
     EXPECT_EQ(ids[4 + j], table[4095 * 4 + j]);
@@ -343,7 +348,7 @@ TEST(MoeAbi, ScalesOfAFileReplaceThoseOfTheCheckpointR75) {
     for (const int64_t l : {0, 5}) {
       const LayerHandle layer = OpenTinyLayer(l, &options);
       ASSERT_TRUE(layer);
-      const MoeParams& params = layer->routed.experts.params();
+      const MoeParams& params = layer->backend->params();
       EXPECT_EQ(params.gate_up_input_scale->value(), file.GateUp(l) * factor);
       EXPECT_EQ(params.down_input_scale->value(), file.Down(l) * factor);
       auto info = HALFBYTE_MOE_INIT(halfbyte_moe_info);
@@ -362,6 +367,25 @@ TEST(MoeAbi, AProgramOfVersion1IsServedWithoutTheFieldsOfVersion2) {
   weights.weights.struct_size = 112;
   weights.weights.router_groups = -7;
   EXPECT_TRUE(weights.Create());
+}
+
+TEST(MoeAbi, AProgramOfVersion2IsServedWithoutTheFieldsOfVersion3) {
+  const TestInput input(kCapiShape, 14);
+  const CapiWeights weights(WeightFormat::kNvfp4);
+  halfbyte_moe_options options = OptionsFor("w4a16");
+  options.struct_size = 48;
+  options.device = 77;  // beyond its struct
+  const LayerHandle layer = weights.Create(&options);
+  ASSERT_TRUE(layer);
+  std::vector<float> out;
+  halfbyte_moe_run_arguments run = RunArguments(input, out);
+  run.struct_size = 64;
+  EXPECT_EQ(halfbyte_moe_run(layer.get(), CreateWorkspace(layer).get(), &run), HALFBYTE_MOE_OK);
+  EXPECT_EQ(out, RunCapi(layer, CreateWorkspace(layer), input));
+  halfbyte_moe_info info{.struct_size = 80, .device_bytes = -5};
+  ASSERT_EQ(halfbyte_moe_layer_describe(layer.get(), &info), HALFBYTE_MOE_OK);
+  EXPECT_EQ(info.hidden, kCapiShape.hidden);
+  EXPECT_EQ(info.device_bytes, -5);  // not its program's
 }
 
 TEST(MoeAbi, AnOlderOrNewerProgramIsServedAsFarAsItsFieldsAreKnown) {

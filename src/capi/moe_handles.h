@@ -5,47 +5,25 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
-#include <vector>
+#include <optional>
 
-#include "base/thread_pool.h"
 #include "capi/layer_options.h"
+#include "capi/moe_backend.h"
 #include "checkpoint/model_checkpoint.h"
-#include "device/context.h"
-#include "model/routed_layer.h"
 #include "moe/moe_workspace.h"
 
 struct halfbyte_moe_layer {
-  halfbyte_moe_layer(halfbyte::RoutedLayer layer, int thread_count)
-      : routed(std::move(layer)), threads(thread_count) {}
-
   std::unique_ptr<halfbyte::ModelCheckpoint>
-      checkpoint;  // owns the bytes of `routed`, if it is one
-  halfbyte::RoutedLayer routed;
-  int threads;
-
-  mutable std::mutex counters_mutex;  // taken once per call, after the work
-  mutable halfbyte::MoeCounters counters;
-  mutable halfbyte::RouterCounters router_counters;
+      checkpoint;              // owns the bytes of the layer, if it is of one
+  std::optional<int32_t> gpu;  // as in LayerOptions
+  int threads = 0;             // of each workspace; 0 on a GPU
+  std::unique_ptr<halfbyte::MoeBackend> backend;
 };
 
 struct halfbyte_moe_workspace {
-  halfbyte_moe_workspace(const halfbyte::MoeLimits& limits, int threads)
-      : pool(threads),
-        context(pool),
-        memory(limits),
-        hidden(std::make_unique_for_overwrite<float[]>(Elements(limits))),
-        out(std::make_unique_for_overwrite<float[]>(Elements(limits))) {}
-
-  static size_t Elements(const halfbyte::MoeLimits& limits) {
-    return static_cast<size_t>(limits.tokens) * static_cast<size_t>(limits.hidden);
-  }
-
-  halfbyte::ThreadPool pool;
-  halfbyte::Context context;
-  halfbyte::MoeWorkspace memory;
-  std::unique_ptr<float[]> hidden;  // [tokens, hidden] of bf16 rows
-  std::unique_ptr<float[]> out;     // [tokens, hidden], before they become bf16 rows
+  std::optional<int32_t> gpu;
+  halfbyte::MoeLimits limits;
+  std::unique_ptr<halfbyte::MoeBackend::Workspace> memory;
   std::atomic<bool> in_use = false;
 };
 
@@ -57,6 +35,9 @@ Result<std::unique_ptr<halfbyte_moe_layer>> LayerFromCheckpoint(const char* dire
                                                                 const LayerOptions& options);
 Result<std::unique_ptr<halfbyte_moe_layer>> LayerFromTensors(const halfbyte_moe_weights& weights,
                                                              const LayerOptions& options);
+// On the device of the options.
+Result<std::unique_ptr<halfbyte_moe_layer>> LayerFromParts(RoutedLayerParts parts,
+                                                           const LayerOptions& options);
 
 // The largest number of experts, and of elements of a row.
 inline constexpr int64_t kMaxExperts = 1 << 20;

@@ -202,32 +202,30 @@ Result<std::unique_ptr<halfbyte_moe_layer>> LayerFromTensors(const halfbyte_moe_
   HB_ASSIGN_OR_RETURN(const RouterParams router, ReadRouter(weights));
   HB_ASSIGN_OR_RETURN(ExpertPlacement placement, options.Placement(weights.experts));
   HB_ASSIGN_OR_RETURN(std::vector<ExpertWeights> experts, ReadExperts(weights, placement));
-  MoeParams params{.hidden = weights.hidden,
-                   .intermediate = weights.intermediate,
-                   .arithmetic = options.routed.arithmetic,
-                   .placement = weights.weight_after_down != 0
-                                    ? RoutingWeightPlacement::kAfterDown
-                                    : RoutingWeightPlacement::kBeforeDown,
-                   .round_activations = options.routed.round_activations};
-  if (weights.swiglu_limit > 0) params.swiglu.limit = weights.swiglu_limit;
-  const ExpertInputScales input_scales = InputScalesOf(weights);
-  if (params.arithmetic == Arithmetic::kW4a4) {
+  RoutedLayerParts parts{
+      .name = "weights",
+      .params = {.hidden = weights.hidden,
+                 .intermediate = weights.intermediate,
+                 .arithmetic = options.routed.arithmetic,
+                 .placement = weights.weight_after_down != 0 ? RoutingWeightPlacement::kAfterDown
+                                                             : RoutingWeightPlacement::kBeforeDown,
+                 .round_activations = options.routed.round_activations},
+      .placement = std::move(placement),
+      .experts = std::move(experts),
+      .routing = {.params = router},
+      .input_scales = InputScalesOf(weights)};
+  if (weights.swiglu_limit > 0) parts.params.swiglu.limit = weights.swiglu_limit;
+  if (parts.params.arithmetic == Arithmetic::kW4a4) {
     HB_ASSIGN_OR_RETURN(
         const StageScales chosen,
-        options.routed.activation_scales.ResolveUnmeasured("weights", input_scales));
-    params.gate_up_input_scale = chosen.gate_up;
-    params.down_input_scale = chosen.down;
+        options.routed.activation_scales.ResolveUnmeasured("weights", parts.input_scales));
+    parts.params.gate_up_input_scale = chosen.gate_up;
+    parts.params.down_input_scale = chosen.down;
   }
-  // The bytes are the caller's: nothing to be released once they are packed.
-  ThreadPool pool(options.threads);
-  HB_ASSIGN_OR_RETURN(MoeLayer moe,
-                      MoeLayer::Create(params, std::move(placement), std::move(experts), "weights",
-                                       {.pool = &pool, .release = nullptr}));
-  RoutedLayer routed{.experts = std::move(moe), .router = router, .input_scales = input_scales};
   if (weights.router_bias != nullptr) {
-    routed.bias.assign(weights.router_bias, weights.router_bias + weights.experts);
+    parts.routing.bias.assign(weights.router_bias, weights.router_bias + weights.experts);
   }
-  return std::make_unique<halfbyte_moe_layer>(std::move(routed), options.threads);
+  return LayerFromParts(std::move(parts), options);
 }
 
 }  // namespace halfbyte

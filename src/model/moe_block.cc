@@ -41,8 +41,9 @@ Result<MoeBlock> MoeBlock::Load(const WeightLoader& loader, int64_t layer,
                                 const RoutedLayerOptions& options, const ExpertPlacement& placement,
                                 ThreadPool& pool) {
   const ModelConfig& config = loader.config();
-  HB_ASSIGN_OR_RETURN(RoutedLayer routed,
-                      RoutedLayer::Load(loader, layer, options, placement, pool));
+  HB_ASSIGN_OR_RETURN(RoutedLayerParts parts,
+                      RoutedLayerParts::Load(loader, layer, options, placement));
+  HB_ASSIGN_OR_RETURN(RoutedLayer routed, RoutedLayer::Create(std::move(parts), pool));
   HB_ASSIGN_OR_RETURN(MoeLayer shared, LoadShared(loader, layer, routed.experts.params(),
                                                   "layer " + std::to_string(layer), pool));
   MoeBlock block(std::move(routed), std::move(shared));
@@ -64,9 +65,9 @@ Status MoeBlock::Forward(const Step& step, MatrixView<const float> x, MutableRou
                          MatrixView<float> out) {
   const Arena::Scope scope(*step.arena);
   const Context& context = *step.context;
-  const MatrixView<float> logits = step.arena->Matrix(step.tokens, routed_.router.experts);
+  const MatrixView<float> logits = step.arena->Matrix(step.tokens, routed_.routing.params.experts);
   router_weight_.Forward(step, x, logits);
-  routed_.Route(context, logits, step.token_ids, routing);
+  routed_.routing.Route(context, logits, step.token_ids, routing);
   const MatrixView<float> shared = step.arena->Matrix(step.tokens, out.columns);
   if (step.expert_exchange == nullptr) {
     routed_.experts.Run(context, x, routing, out, *step.moe_workspace, &counters_);

@@ -8,15 +8,12 @@
 namespace halfbyte {
 namespace {
 
-struct LocalExperts {
-  std::vector<ExpertWeights> weights;
-  std::vector<std::array<StoredWeight, 3>> stored;  // the same: gate, up, down
-};
+// gate, up and down.
+using StoredExpert = std::array<StoredWeight, 3>;
 
 // gate, up and down of expert e; their scale bytes have been read if the expert is `local`.
-Result<std::array<StoredWeight, 3>> FindExpert(const WeightLoader& loader, int64_t layer, int32_t e,
-                                               bool local) {
-  std::array<StoredWeight, 3> parts;
+Result<StoredExpert> FindExpert(const WeightLoader& loader, int64_t layer, int32_t e, bool local) {
+  StoredExpert parts;
   constexpr std::array kModules = {Module::kExpertGate, Module::kExpertUp, Module::kExpertDown};
   for (size_t i = 0; i < parts.size(); ++i) {
     const ModuleKey key = ModuleKey::Layer(layer, kModules[i], e);
@@ -25,8 +22,7 @@ Result<std::array<StoredWeight, 3>> FindExpert(const WeightLoader& loader, int64
   return parts;
 }
 
-void AddInputScales(const std::array<StoredWeight, 3>& expert, int32_t e,
-                    ExpertInputScales& scales) {
+void AddInputScales(const StoredExpert& expert, int32_t e, ExpertInputScales& scales) {
   const auto& [gate, up, down] = expert;
   for (const auto& [weight, part] :
        {std::pair{&gate, "gate"}, std::pair{&up, "up"}, std::pair{&down, "down"}}) {
@@ -38,16 +34,16 @@ void AddInputScales(const std::array<StoredWeight, 3>& expert, int32_t e,
   scales.down.push_back(down.input_scale->value());
 }
 
-Result<LocalExperts> LoadExperts(const WeightLoader& loader, int64_t layer,
-                                 const ExpertPlacement& placement, ExpertInputScales& scales) {
-  LocalExperts experts;
+// Those of the placement; the input scales of all.
+Result<std::vector<StoredExpert>> LoadExperts(const WeightLoader& loader, int64_t layer,
+                                              const ExpertPlacement& placement,
+                                              ExpertInputScales& scales) {
+  std::vector<StoredExpert> experts;
   for (int32_t e = 0; e < placement.experts(); ++e) {
     const bool local = placement.ToLocal(e).has_value();
-    HB_ASSIGN_OR_RETURN(auto expert, FindExpert(loader, layer, e, local));
+    HB_ASSIGN_OR_RETURN(StoredExpert expert, FindExpert(loader, layer, e, local));
     AddInputScales(expert, e, scales);
-    if (!local) continue;
-    experts.weights.push_back({expert[0].matrix, expert[1].matrix, expert[2].matrix});
-    experts.stored.push_back(std::move(expert));
+    if (local) experts.push_back(std::move(expert));
   }
   return experts;
 }
@@ -69,49 +65,58 @@ MoeModelShape MoeShapeOf(const ModelConfig& config) {
           .intermediate = config.expert_size};
 }
 
-Result<RoutedLayer> RoutedLayer::Load(const WeightLoader& loader, int64_t layer,
-                                      const RoutedLayerOptions& options,
-                                      const ExpertPlacement& placement, ThreadPool& pool) {
+Result<RoutedLayerParts> RoutedLayerParts::Load(const WeightLoader& loader, int64_t layer,
+                                                const RoutedLayerOptions& options,
+                                                const ExpertPlacement& placement) {
   const ModelConfig& config = loader.config();
-  MoeParams params{.hidden = config.hidden_size,
-                   .intermediate = config.expert_size,
-                   .arithmetic = options.arithmetic,
-                   .round_activations = options.round_activations};
-  if (config.swiglu_limit) params.swiglu.limit = static_cast<float>(*config.swiglu_limit);
-
-  ExpertInputScales scales;
-  HB_ASSIGN_OR_RETURN(LocalExperts experts, LoadExperts(loader, layer, placement, scales));
-  if (options.arithmetic == Arithmetic::kW4a4) {
-    HB_ASSIGN_OR_RETURN(const StageScales chosen,
-                        options.activation_scales.Resolve(layer, MoeShapeOf(config), scales));
-    params.gate_up_input_scale = chosen.gate_up;
-    params.down_input_scale = chosen.down;
+  RoutedLayerParts parts{.name = fmt::format("layer {}", layer),
+                         .params = {.hidden = config.hidden_size,
+                                    .intermediate = config.expert_size,
+                                    .arithmetic = options.arithmetic,
+                                    .round_activations = options.round_activations},
+                         .placement = placement,
+                         .experts = {},
+                         .routing = {.params = RouterOf(config)}};
+  if (config.swiglu_limit) parts.params.swiglu.limit = static_cast<float>(*config.swiglu_limit);
+  HB_ASSIGN_OR_RETURN(std::vector<StoredExpert> stored,
+                      LoadExperts(loader, layer, placement, parts.input_scales));
+  for (const auto& [gate, up, down] : stored) {
+    parts.experts.push_back({gate.matrix, up.matrix, down.matrix});
   }
-  const auto release = [&](LocalExpert e) {
-    for (const StoredWeight& weight : experts.stored[static_cast<size_t>(Index(e))]) {
-      weight.DropPages();
-    }
+  if (options.arithmetic == Arithmetic::kW4a4) {
+    HB_ASSIGN_OR_RETURN(
+        const StageScales chosen,
+        options.activation_scales.Resolve(layer, MoeShapeOf(config), parts.input_scales));
+    parts.params.gate_up_input_scale = chosen.gate_up;
+    parts.params.down_input_scale = chosen.down;
+  }
+  parts.release = [stored = std::move(stored)](LocalExpert e) {
+    for (const StoredWeight& weight : stored[static_cast<size_t>(Index(e))]) weight.DropPages();
   };
-  HB_ASSIGN_OR_RETURN(MoeLayer moe, MoeLayer::Create(params, placement, std::move(experts.weights),
-                                                     fmt::format("layer {}", layer),
-                                                     {.pool = &pool, .release = release}));
-  RoutedLayer routed{
-      .experts = std::move(moe), .router = RouterOf(config), .input_scales = std::move(scales)};
   if (config.layers[static_cast<size_t>(layer)].hash_routed) {
-    HB_ASSIGN_OR_RETURN(routed.table,
+    HB_ASSIGN_OR_RETURN(parts.routing.table,
                         loader.RouterTable(ModuleKey::Layer(layer, Module::kRouterTable)));
   } else {
-    HB_ASSIGN_OR_RETURN(routed.bias, loader.Vector(ModuleKey::Layer(layer, Module::kRouterBias),
-                                                   config.routed_experts));
+    HB_ASSIGN_OR_RETURN(
+        parts.routing.bias,
+        loader.Vector(ModuleKey::Layer(layer, Module::kRouterBias), config.routed_experts));
   }
-  return routed;
+  return parts;
 }
 
-RouterCounters RoutedLayer::Route(const Context& context, MatrixView<const float> logits,
+Result<RoutedLayer> RoutedLayer::Create(RoutedLayerParts parts, ThreadPool& pool) {
+  HB_ASSIGN_OR_RETURN(
+      MoeLayer moe,
+      MoeLayer::Create(parts.params, std::move(parts.placement), std::move(parts.experts),
+                       parts.name, {.pool = &pool, .release = std::move(parts.release)}));
+  return RoutedLayer{std::move(moe), std::move(parts.routing), std::move(parts.input_scales)};
+}
+
+RouterCounters RoutingRule::Route(const Context& context, MatrixView<const float> logits,
                                   std::span<const int32_t> token_ids,
                                   MutableRouting routing) const {
-  if (!routes_by_token_id()) return halfbyte::Route(context, router, logits, bias, routing);
-  return RouteByTable(context, router, logits, {table.data(), vocabulary(), router.top_k},
+  if (!by_token_id()) return halfbyte::Route(context, params, logits, bias, routing);
+  return RouteByTable(context, params, logits, {table.data(), vocabulary(), params.top_k},
                       token_ids, routing);
 }
 

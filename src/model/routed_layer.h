@@ -1,10 +1,13 @@
 // The routed half of one layer (deepseek-v4.md §2.8): the rule that sends tokens to experts, and
-// the experts of this rank. The model (model/moe_block.h) and the C interface (capi/) load it from
-// a checkpoint alike, here; the C interface also makes one of tensors in memory.
+// the experts of this rank. The model (model/moe_block.h) and the C interface (capi/) read its
+// parts from a checkpoint alike, here; the C interface also has them from tensors in memory, and
+// makes a layer on a GPU of them, too.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/result.h"
@@ -26,29 +29,48 @@ struct RoutedLayerOptions {
 // The model whose layers they are, as measured activation scales name it.
 MoeModelShape MoeShapeOf(const ModelConfig& config);
 
-struct RoutedLayer {
-  MoeLayer experts;
-  RouterParams router = {};
-  std::vector<float> bias = {};         // [E] of learned routing, or empty
-  std::vector<int32_t> table = {};      // [vocabulary, K] of hash routing, or empty
+// The rule that sends tokens to experts.
+struct RoutingRule {
+  RouterParams params = {};
+  std::vector<float> bias = {};     // [E] of learned routing, or empty
+  std::vector<int32_t> table = {};  // [vocabulary, K] of hash routing, or empty
+
+  bool by_token_id() const { return !table.empty(); }
+  int64_t vocabulary() const { return std::ssize(table) / params.top_k; }  // of the table
+
+  // logits [tokens, E] -> choices. token_ids [tokens], each in the vocabulary, are read only if
+  // the rule is a table.
+  RouterCounters Route(const Context& context, MatrixView<const float> logits,
+                       std::span<const int32_t> token_ids, MutableRouting routing) const;
+};
+
+// A layer that has been read, before it is made for a device.
+struct RoutedLayerParts {
+  std::string name;  // in errors: "layer 3"
+  MoeParams params;
+  ExpertPlacement placement;
+  std::vector<ExpertWeights> experts;             // by local expert; bytes of somebody else
+  std::function<void(LocalExpert)> release = {};  // that expert's stored bytes are not needed
+  RoutingRule routing = {};
   ExpertInputScales input_scales = {};  // as stored
 
   // Reads the experts that the placement gives to this rank; of the others nothing but their input
-  // scales, for every rank must come to the same activation scale (moe-layer.md §7). Experts are
-  // packed by the pool's threads as MoeLayer::Create says, and the checkpoint's pages of each leave
-  // memory once it is: never two copies of a layer. The checkpoint must outlive the result. Errors
-  // name the tensor or the layer.
-  static Result<RoutedLayer> Load(const WeightLoader& loader, int64_t layer,
-                                  const RoutedLayerOptions& options,
-                                  const ExpertPlacement& placement, ThreadPool& pool);
+  // scales, for every rank must come to the same activation scale (moe-layer.md §7). The checkpoint
+  // must outlive the result. Errors name the tensor or the layer.
+  static Result<RoutedLayerParts> Load(const WeightLoader& loader, int64_t layer,
+                                       const RoutedLayerOptions& options,
+                                       const ExpertPlacement& placement);
+};
 
-  bool routes_by_token_id() const { return !table.empty(); }
-  int64_t vocabulary() const { return std::ssize(table) / router.top_k; }  // of the table
+// On the CPU.
+struct RoutedLayer {
+  MoeLayer experts;
+  RoutingRule routing;
+  ExpertInputScales input_scales;
 
-  // logits [tokens, E] -> choices. token_ids [tokens], each in the vocabulary, are read only if the
-  // layer routes by token id.
-  RouterCounters Route(const Context& context, MatrixView<const float> logits,
-                       std::span<const int32_t> token_ids, MutableRouting routing) const;
+  // Experts are packed by the pool's threads as MoeLayer::Create says, and the checkpoint's pages
+  // of each leave memory once it is: never two copies of a layer.
+  static Result<RoutedLayer> Create(RoutedLayerParts parts, ThreadPool& pool);
 };
 
 }  // namespace halfbyte

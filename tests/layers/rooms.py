@@ -17,7 +17,8 @@ import sys
 
 SOURCE_SUFFIXES = {".h", ".cc", ".inc", ".cu", ".cuh"}
 PROGRAM_CALLS = {"halfbyte_test", "halfbyte_cuda_test", "halfbyte_bench", "halfbyte_fuzz"}
-KEYWORDS = {"SOURCES", "CUDA_SOURCES", "DEPS", "LABEL", "PRIVATE", "PUBLIC", "INTERFACE"}
+KEYWORDS = {"SOURCES", "CUDA_SOURCES", "NO_CUDA_SOURCES", "DEPS", "LABEL", "PRIVATE", "PUBLIC",
+            "INTERFACE"}
 
 
 class Target:
@@ -50,7 +51,7 @@ def read_targets(root):
                     for word in arguments[1:]:
                         if word in KEYWORDS:
                             section = word
-                        elif section in {"SOURCES", "CUDA_SOURCES"}:
+                        elif section.endswith("SOURCES"):
                             names = bodies if word.startswith("${") else [word]
                             target.sources |= {folder / name for name in names}
                         elif section == "DEPS":

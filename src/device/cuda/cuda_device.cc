@@ -7,7 +7,7 @@ Status CudaStatus(cudaError_t error, std::string_view what) {
   return MakeError("{}: {} ({})", what, cudaGetErrorString(error), cudaGetErrorName(error));
 }
 
-Result<CudaDevice> CudaDevice::Open(int ordinal) {
+Result<CudaDevice> CudaDevice::Find(int ordinal) {
   int count = 0;
   HB_RETURN_IF_ERROR(CudaStatus(cudaGetDeviceCount(&count), "no GPU can be used"));
   if (ordinal < 0 || ordinal >= count) {
@@ -22,12 +22,29 @@ Result<CudaDevice> CudaDevice::Open(int ordinal) {
         "only (H100, H200)",
         ordinal, properties.name, properties.major, properties.minor);
   }
-  HB_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(ordinal), "choosing the GPU"));
   return CudaDevice{.ordinal = ordinal,
                     .name = properties.name,
                     .multiprocessors = properties.multiProcessorCount,
                     .l2_bytes = properties.l2CacheSize,
                     .memory_bytes = static_cast<int64_t>(properties.totalGlobalMem)};
+}
+
+Result<CudaDevice> CudaDevice::Open(int ordinal) {
+  HB_ASSIGN_OR_RETURN(CudaDevice device, Find(ordinal));
+  HB_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(ordinal), "choosing the GPU"));
+  return device;
+}
+
+Result<CudaDeviceScope> CudaDeviceScope::Enter(int ordinal) {
+  int before = 0;
+  HB_RETURN_IF_ERROR(CudaStatus(cudaGetDevice(&before), "the current GPU"));
+  if (before == ordinal) return CudaDeviceScope(kNothingToDo);
+  HB_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(ordinal), "choosing the GPU"));
+  return CudaDeviceScope(before);
+}
+
+CudaDeviceScope::~CudaDeviceScope() {
+  if (before_ != kNothingToDo) cudaSetDevice(before_);
 }
 
 Result<CudaMemory> FreeCudaMemory() {

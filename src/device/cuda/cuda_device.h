@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "base/result.h"
 
@@ -21,9 +22,27 @@ struct CudaDevice {
   int64_t l2_bytes = 0;
   int64_t memory_bytes = 0;
 
-  // Makes device `ordinal` the calling thread's current one. Errors: no driver, no such device, or
-  // an architecture that the kernels are not compiled for: only 9.0 (H100, H200) is.
+  // Errors: no driver, no such device, or an architecture that the kernels are not compiled for:
+  // only 9.0 (H100, H200) is.
+  static Result<CudaDevice> Find(int ordinal = 0);
+  // The same, and makes it the calling thread's current one.
   static Result<CudaDevice> Open(int ordinal = 0);
+};
+
+// Makes a device the calling thread's current one while it lives, for work in somebody's process.
+class CudaDeviceScope {
+ public:
+  static Result<CudaDeviceScope> Enter(int ordinal);
+  CudaDeviceScope(CudaDeviceScope&& other) noexcept
+      : before_(std::exchange(other.before_, kNothingToDo)) {}
+  CudaDeviceScope& operator=(CudaDeviceScope&&) = delete;
+  ~CudaDeviceScope();
+
+ private:
+  static constexpr int kNothingToDo = -1;
+  explicit CudaDeviceScope(int before) : before_(before) {}
+
+  int before_;
 };
 
 struct CudaMemory {

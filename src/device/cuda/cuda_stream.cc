@@ -25,8 +25,24 @@ Result<CudaEvent> CudaEvent::Create() {
   return owner;
 }
 
-Status CudaEvent::Record(const CudaStream& stream) const {
-  return CudaStatus(cudaEventRecord(event_.get(), stream.get()), "CUDA event");
+Result<CudaEvent> CudaEvent::CreateUntimed() {
+  cudaEvent_t event = nullptr;
+  HB_RETURN_IF_ERROR(
+      CudaStatus(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "CUDA event"));
+  CudaEvent owner;
+  owner.event_.reset(event);
+  return owner;
+}
+
+Status CudaEvent::Record(cudaStream_t stream) const {
+  return CudaStatus(cudaEventRecord(event_.get(), stream), "CUDA event");
+}
+
+Result<bool> CudaEvent::IsDone() const {
+  const cudaError_t state = cudaEventQuery(event_.get());
+  if (state == cudaErrorNotReady) return false;
+  HB_RETURN_IF_ERROR(CudaStatus(state, "work on the GPU"));
+  return true;
 }
 
 Status CudaEvent::RecordInGraph(const CudaStream& stream) const {

@@ -28,9 +28,14 @@ class CudaStream {
 class CudaEvent {
  public:
   static Result<CudaEvent> Create();
-  Status Record(const CudaStream& stream) const;
+  // One that takes no time of the device to record, and none can be read off it.
+  static Result<CudaEvent> CreateUntimed();
+  Status Record(const CudaStream& stream) const { return Record(stream.get()); }
+  Status Record(cudaStream_t stream) const;
   // For capture: each replay of the graph records the event anew.
   Status RecordInGraph(const CudaStream& stream) const;
+  // Whether what was recorded last is done, or nothing was; does not wait.
+  Result<bool> IsDone() const;
   // Waits for both; the time between them.
   static Result<double> Seconds(const CudaEvent& start, const CudaEvent& end);
 

@@ -185,6 +185,11 @@ __global__ void __launch_bounds__(32 * kWarps)
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t token = int64_t{blockIdx.x} * (blockDim.x / 32) + warp;
   if (token >= arguments.tokens) return;
+  if (threadIdx.x == 0 && arguments.counters != nullptr) {
+    const int64_t left = arguments.tokens - token;
+    atomicAdd(&arguments.counters->rows,
+              static_cast<unsigned long long>(left < blockDim.x / 32 ? left : blockDim.x / 32));
+  }
   float* own = memory + warp * words;
   auto* keys = reinterpret_cast<uint32_t*>(own + params.experts);
   const Shared shared{own, keys, keys + params.experts,
@@ -209,7 +214,7 @@ __global__ void __launch_bounds__(32 * kWarps)
   }
   if (lane != 0) return;
   if (known) WeighRow(params, shared, weights);
-  if (bad && arguments.bad_rows != nullptr) atomicAdd(arguments.bad_rows, 1ull);
+  if (bad && arguments.counters != nullptr) atomicAdd(&arguments.counters->bad_rows, 1ull);
 }
 
 bool IsUsable(const RouterParams& params) {

@@ -13,6 +13,12 @@ namespace halfbyte {
 
 inline constexpr int64_t kMaxRouterExperts = 1024;
 
+// In device memory, by integer atomics; zero them with cudaMemset.
+struct CudaRouterCounters {
+  unsigned long long rows = 0;
+  unsigned long long bad_rows = 0;  // with a NaN or +infinity among the logits
+};
+
 struct RouterCallArguments {
   const float* logits = nullptr;  // [tokens, experts]
   int64_t tokens = 0;
@@ -24,7 +30,7 @@ struct RouterCallArguments {
   int64_t table_rows = 0;
   int32_t* topk_ids = nullptr;             // out, [tokens, top_k]
   float* topk_weights = nullptr;           // out, [tokens, top_k]
-  unsigned long long* bad_rows = nullptr;  // added to: rows with a NaN or +infinity; or null
+  CudaRouterCounters* counters = nullptr;  // added to; or null
 };
 
 // Error cudaErrorInvalidValue: parameters that moe/router.h refuses, more experts than

@@ -24,7 +24,7 @@ class RouterCuda : public GpuTest {
     const auto count = static_cast<size_t>(tokens * params.top_k);
     DeviceArray<float> logits(input.logits), bias(input.bias), weights(count);
     DeviceArray<int32_t> table(input.table), token_ids(input.token_ids), ids(count);
-    DeviceArray<unsigned long long> bad(std::vector<unsigned long long>(1));
+    DeviceArray<CudaRouterCounters> counted(std::vector<CudaRouterCounters>(1));
     const auto rows = static_cast<int64_t>(input.table.size()) / params.top_k;
     ASSERT_TRUE(Finish(LaunchRouter(params,
                                     {.logits = logits.data(),
@@ -35,7 +35,7 @@ class RouterCuda : public GpuTest {
                                      .table_rows = rows,
                                      .topk_ids = ids.data(),
                                      .topk_weights = weights.data(),
-                                     .bad_rows = bad.data()},
+                                     .counters = counted.data()},
                                     stream.get())));
     std::vector<int32_t> want_ids(count);
     std::vector<float> want(count);
@@ -53,7 +53,8 @@ class RouterCuda : public GpuTest {
     for (size_t i = 0; i < count; ++i) {
       ASSERT_NEAR(got[i], want[i], 1e-5 * std::abs(want[i]) + 1e-30) << i;
     }
-    EXPECT_EQ(static_cast<int64_t>(bad.Read()[0]), counters.bad_rows);
+    EXPECT_EQ(static_cast<int64_t>(counted.Read()[0].rows), tokens);
+    EXPECT_EQ(static_cast<int64_t>(counted.Read()[0].bad_rows), counters.bad_rows);
   }
 
   static RouterInput Random(const RouterParams& params, int64_t tokens, bool with_bias,
