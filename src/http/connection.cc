@@ -70,6 +70,7 @@ Task<Connection::Next> Connection::ServeRequest() {
   RequestParser parser(rules_.limits);
   HttpRequest& request = parser.request();
   request.peer = peer_;
+  request.body_claim = std::make_shared<BodyClaim>(rules_.bodies);
   deadline_ = steady_clock::now() + rules_.options.idle_timeout;
   const std::optional<Next> after_head = co_await ReadPast(parser, RequestParser::State::kHead);
   if (after_head) co_return *after_head;
@@ -103,6 +104,10 @@ Task<std::optional<Connection::Next>> Connection::ReadPast(RequestParser& parser
     buffer_.Consume(parser.Push(buffer_.data()));
     if (parser.state() == RequestParser::State::kFault) {
       fault = parser.fault();
+      break;
+    }
+    if (!parser.request().body_claim->Cover(std::ssize(parser.request().body))) {
+      fault = {503, "too_many_bodies", "the bodies of other requests fill the memory for them"};
       break;
     }
     if (parser.state() != state) co_return std::nullopt;

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "http/answer_writer.h"
+#include "http/body_budget.h"
 #include "http/http_server.h"
 #include "http/io_thread.h"
 #include "http/read_buffer.h"
@@ -22,6 +23,7 @@ namespace halfbyte {
 struct ConnectionRules {
   HttpOptions options;
   RequestLimits limits;
+  std::shared_ptr<BodyBudget> bodies;
   HttpHandler* handler;
   std::atomic<bool> stopping = false;    // nobody is served any more
   std::atomic<int64_t> open = 0;         // connections being served

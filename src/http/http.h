@@ -23,6 +23,8 @@
 
 namespace halfbyte {
 
+class BodyClaim;
+
 // Header fields in the order they came; names are compared without regard to case.
 class HttpFields {
  public:
@@ -57,6 +59,8 @@ struct HttpRequest {
   // it to every answer.
   std::string id;
   std::string peer;  // "127.0.0.1:50412", "[::1]:50412", "unix"
+  // The transport's: counts the body's memory as long as it lives. Keep it with the body.
+  std::shared_ptr<BodyClaim> body_claim;
   // When its last byte was read; in CheckHead: the last byte of the head.
   std::chrono::steady_clock::time_point arrival;
 };
@@ -104,7 +108,7 @@ using Wake = std::function<void()>;
 struct HttpFault {
   // 400 "bad_request" (not HTTP, ambiguous length, ...), 408 "request_timeout",
   // 413 "body_too_large", 414 "url_too_long", 431 "headers_too_large",
-  // 503 "too_many_connections".
+  // 503 "too_many_connections", "too_many_bodies".
   int status = 400;
   std::string code;
   std::string message;  // one sentence: what came, what is allowed

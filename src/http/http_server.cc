@@ -41,6 +41,8 @@ class HttpServer::State {
                .limits = {.head_bytes = options.max_head_bytes,
                           .target_bytes = options.max_target_bytes,
                           .body_bytes = options.max_body_bytes},
+               .bodies = std::make_shared<BodyBudget>(
+                   std::max(options.max_bodies_bytes, options.max_body_bytes)),
                .handler = handler} {
     for (int i = 0; i < std::max(1, options.io_threads); ++i) {
       threads_.push_back(std::make_unique<IoThread>(TickOf(options)));

@@ -26,10 +26,13 @@ struct HttpOptions {
   std::string unix_path;
 
   int io_threads = 1;
-  int64_t max_connections = 4096;                   // more get 503 and are closed
-  int64_t max_head_bytes = 16 << 10;                // request line and fields: 431
-  int64_t max_target_bytes = 4 << 10;               // URL: 414
-  int64_t max_body_bytes = 32 << 20;                // 413, by Content-Length before it is read
+  int64_t max_connections = 4096;      // more get 503 and are closed
+  int64_t max_head_bytes = 16 << 10;   // request line and fields: 431
+  int64_t max_target_bytes = 4 << 10;  // URL: 414
+  int64_t max_body_bytes = 32 << 20;   // 413, by Content-Length before it is read
+  // Of all bodies together, but for the first 64 KiB of each: 503. At least one of the largest
+  // fits.
+  int64_t max_bodies_bytes = 256 << 20;
   std::chrono::milliseconds head_timeout{10'000};   // from a head's first byte to its last: 408
   std::chrono::milliseconds body_timeout{30'000};   // without a byte: 408
   std::chrono::milliseconds idle_timeout{75'000};   // no request: the connection closes

@@ -279,6 +279,34 @@ TEST_F(HttpServerTest, AHeadThatDripsIsEndedABodyThatDripsIsNot) {
   EXPECT_EQ(body.Read()->body, std::string(20, 'y'));
 }
 
+TEST_F(HttpServerTest, BodiesAreBoundedTogether) {
+  Start([](HttpOptions& o) {
+    o.max_body_bytes = 200 << 10;
+    o.max_bodies_bytes = 300 << 10;
+  });
+  // Each counts 136 KiB, as the first 64 are free.
+  const std::string body(200 << 10, 'b');
+  RawClient client(server->port());
+  EXPECT_EQ(client.Ask(Post("/keep", body))->status, 200);
+  EXPECT_EQ(client.Ask(Post("/keep", body))->status, 200);
+  for (const std::string& request :
+       {Post("/echo", body),
+        "POST /echo HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n" +
+            fmt::format("{:x}\r\n{}\r\n0\r\n\r\n", body.size(), body)}) {
+    RawClient refused(server->port());
+    const auto answer = refused.Ask(request);
+    ASSERT_TRUE(answer);
+    EXPECT_EQ(answer->status, 503);
+    EXPECT_EQ(answer->body, "too_many_bodies");
+    EXPECT_EQ(answer->Field("Connection"), "close");
+  }
+  const std::string small(64 << 10, 's');
+  EXPECT_EQ(client.Ask(Post("/echo", small))->body, small);
+  handler.ForgetKept();
+  EXPECT_EQ(client.Ask(Post("/keep", body))->status, 200);
+  EXPECT_EQ(client.Ask(Post("/echo", body))->body, body);
+}
+
 TEST_F(HttpServerTest, OneConnectionTooManyIsToldSo) {
   Start([](HttpOptions& o) { o.max_connections = 2; });
   RawClient first(server->port());

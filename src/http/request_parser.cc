@@ -55,6 +55,21 @@ std::optional<std::string> PercentDecoded(std::string_view text) {
   return decoded;
 }
 
+// Whether `bytes` may be the start of what stands before a chunk: the end of the line of the one
+// before, the chunk's size in hex, an extension, the end of the line.
+bool MayBeginChunk(std::string_view bytes, bool first) {
+  for (const char c : std::string_view(first ? "" : "\r\n")) {
+    if (bytes.empty()) return true;
+    if (bytes.front() != c) return false;
+    bytes.remove_prefix(1);
+  }
+  const size_t digits =
+      std::ranges::find_if(bytes, [](char c) { return HexDigit(c) < 0; }) - bytes.begin();
+  if (digits == bytes.size()) return true;
+  constexpr std::string_view kFollows = "; \t\r";
+  return digits > 0 && kFollows.find(bytes[digits]) != kFollows.npos;
+}
+
 // "http://host/path?query", as proxies send it -> "/path?query".
 std::string_view WithoutAuthority(std::string_view target) {
   for (const std::string_view scheme : {"http://", "https://"}) {
@@ -81,10 +96,7 @@ class RequestParser::Parser : public beast_http::basic_parser<true> {
     if (request.content_length.value_or(0) > limits_.body_bytes) FailBodySize();
     size_t taken = 0;
     while (state == State::kBody) {
-      // What is left of chunks is never shorter, and Beast 1.81 asserts that it need not look at
-      // less of the last one.
-      constexpr std::string_view kShortestEnd = "0\r\n\r\n";
-      if (chunked() && bytes.size() - taken < kShortestEnd.size()) break;
+      if (chunked() && !MayGoOn(bytes.substr(taken))) break;
       const int64_t body = std::ssize(request.body);
       const size_t count = Put(bytes.substr(taken));
       taken += count;
@@ -109,6 +121,19 @@ class RequestParser::Parser : public beast_http::basic_parser<true> {
   bool started = false;
 
  private:
+  // Whether Beast can be given these bytes of chunks.
+  bool MayGoOn(std::string_view bytes) {
+    if (bytes.size() > chunk_left_ &&
+        !MayBeginChunk(bytes.substr(chunk_left_), /*first=*/!had_chunk_)) {
+      FailBadRequest("a chunk does not begin with its size");
+      return false;
+    }
+    // What is left of chunks is never shorter, and Beast 1.81 asserts that it need not look at
+    // less of the last one.
+    constexpr std::string_view kShortestEnd = "0\r\n\r\n";
+    return bytes.size() >= kShortestEnd.size();
+  }
+
   // Takes nothing before the head is complete, so that its bytes mean the same however they come;
   // but what spoils it is told at once.
   size_t PushHead(std::string_view bytes) {
@@ -254,12 +279,15 @@ class RequestParser::Parser : public beast_http::basic_parser<true> {
     return body.size();
   }
   void on_chunk_header_impl(uint64_t size, string_view, error_code& error) override {
+    had_chunk_ = true;
+    chunk_left_ = size;
     if (size > static_cast<uint64_t>(limits_.body_bytes - std::ssize(request.body))) {
       FailBodySize();
       Leave(error);
     }
   }
   size_t on_chunk_body_impl(uint64_t, string_view body, error_code& error) override {
+    chunk_left_ -= body.size();
     return on_body_impl(body, error);
   }
   void on_finish_impl(error_code&) override { state = State::kDone; }
@@ -270,6 +298,8 @@ class RequestParser::Parser : public beast_http::basic_parser<true> {
   const RequestLimits limits_;
   size_t scanned_ = 0;  // bytes of the head that CompleteHead has seen
   bool need_more_ = false;
+  bool had_chunk_ = false;
+  uint64_t chunk_left_ = 0;  // bytes of the chunk that have not come
 };
 
 RequestParser::RequestParser(const RequestLimits& limits)

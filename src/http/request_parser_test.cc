@@ -208,6 +208,33 @@ TEST(RequestParser, KeepsEachLimitToTheByte) {
   EXPECT_EQ(FaultOf(chunked + "FFFFFFFFFFFFFFFF\r\n", limits), 413);
 }
 
+TEST(RequestParser, AChunkThatDoesNotBeginWithItsSizeIsRefusedAtOnce) {
+  const std::string head = "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n";
+  const auto state_after = [&](const std::string& bytes) {
+    RequestParser parser({});
+    const std::string all = head + bytes;
+    size_t taken = 0;
+    while (parser.state() == State::kHead) taken += parser.Push(all);
+    taken += parser.Push(std::string_view(all).substr(taken));
+    return parser.state();
+  };
+  const std::string chunk = "3\r\nabc";
+  for (const std::string bad : {"z", "zz\r\n", ";", "\r", "g", "-1", "0x1", "1z", "zzzzzzzzzz"}) {
+    EXPECT_EQ(state_after(bad), State::kFault) << bad;
+    EXPECT_EQ(state_after(chunk + "\r\n" + bad), State::kFault) << bad;
+  }
+  EXPECT_EQ(state_after(chunk + "4"), State::kFault);
+  EXPECT_EQ(state_after(chunk + "\ra"), State::kFault);
+  for (const std::string good :
+       {"", "a", "F\r", "0\r\n", "0\r\n\r", "0000001", "1 ", "1;", "1\t"}) {
+    EXPECT_EQ(state_after(good), State::kBody) << good;
+    EXPECT_EQ(state_after(chunk + "\r\n" + good), State::kBody) << good;
+  }
+  for (const std::string part : {"", "\r", "\r\n"})
+    EXPECT_EQ(state_after(chunk + part), State::kBody);
+  EXPECT_EQ(state_after("3\r\nzz"), State::kBody);  // inside a chunk anything goes
+}
+
 TEST(RequestParser, AFloodOfManySmallFieldsIsOneHead) {
   std::string flood = "GET / HTTP/1.1\r\nHost: h\r\n";
   RequestParser parser({.head_bytes = 1000});

@@ -76,7 +76,8 @@ class StreamReply : public HttpReply {
   bool started_ = false;
 };
 
-// /hello, /echo, /large (1 MiB), /stream (the test sends), /refused (401 by its head), and more.
+// /hello, /echo, /keep (keeps the request), /large (1 MiB), /stream (the test sends), /refused (401
+// by its head), and more.
 class TestHandler : public HttpHandler {
  public:
   std::optional<HttpResponse> CheckHead(const HttpRequest& head) override {
@@ -96,6 +97,11 @@ class TestHandler : public HttpHandler {
     }
     HttpResponse response{.head = {.fields = {{"Content-Type", "text/plain"}}}};
     if (request.path == "/echo") response.body = request.body;
+    if (request.path == "/keep") {
+      const std::lock_guard lock(mutex_);
+      kept_.push_back(std::move(request));
+      return ReplyWith(std::move(response));
+    }
     if (request.path == "/large") response.body.assign(1 << 20, 'L');
     if (request.path == "/hello") response.body = "hello\n";
     if (request.path == "/closing") response.head.close = true;
@@ -126,11 +132,17 @@ class TestHandler : public HttpHandler {
     return alive;
   }
 
+  void ForgetKept() {
+    const std::lock_guard lock(mutex_);
+    kept_.clear();
+  }
+
   std::atomic<int> heads{0}, handled{0};
 
  private:
   std::mutex mutex_;
   std::vector<std::shared_ptr<Stream>> streams_;
+  std::vector<HttpRequest> kept_;
 };
 
 class HttpServerTest : public testing::Test {
