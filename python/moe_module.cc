@@ -1,11 +1,13 @@
 // halfbyte._moe: halfbyte/moe.hpp for Python. Shapes and types are checked here and in the library;
 // the pleasant side is halfbyte/__init__.py. Arrays come in by the buffer protocol or DLPack, from
-// numpy, torch and others, without a copy if type and order fit.
+// numpy, torch and others, without a copy if type and order fit; those of a GPU as DeviceArray,
+// never copied.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <halfbyte/moe.hpp>
@@ -40,19 +42,56 @@ void Require(bool condition, const std::string& sentence) {
   if (!condition) throw nb::value_error(sentence.c_str());
 }
 
+bool IsBf16(nb::dlpack::dtype type) {
+  return type.code == static_cast<std::uint8_t>(nb::dlpack::dtype_code::Bfloat) &&
+         type.bits == 16 && type.lanes == 1;
+}
+
 std::int32_t TypeOf(nb::dlpack::dtype type, const char* name) {
   if (type == nb::dtype<float>()) return HALFBYTE_MOE_F32_ROWS;
-  const bool bf16 = type.code == static_cast<std::uint8_t>(nb::dlpack::dtype_code::Bfloat) &&
-                    type.bits == 16 && type.lanes == 1;
-  Require(bf16, std::string(name) + " must be float32 or bfloat16");
+  Require(IsBf16(type), std::string(name) + " must be float32 or bfloat16");
   return HALFBYTE_MOE_BF16_ROWS;
 }
+
+// An array in GPU memory, which its owner keeps until the work in the stream is done.
+struct DeviceArray {
+  std::uintptr_t data = 0;
+  std::vector<size_t> shape;
+  std::string type;  // numpy's name for it: "float32"
+
+  static DeviceArray FromDlpack(const nb::ndarray<nb::ro>& array) {
+    DeviceArray view;
+    view.data = reinterpret_cast<std::uintptr_t>(array.data());
+    std::int64_t expected = 1;
+    for (size_t d = array.ndim(); d-- > 0;) {
+      Require(array.shape(d) <= 1 || array.stride(d) == expected,
+              "arrays on a GPU must be contiguous");
+      expected *= static_cast<std::int64_t>(array.shape(d));
+    }
+    for (size_t d = 0; d < array.ndim(); ++d) view.shape.push_back(array.shape(d));
+    const nb::dlpack::dtype type = array.dtype();
+    view.type = type == nb::dtype<float>()          ? "float32"
+                : type == nb::dtype<std::int32_t>() ? "int32"
+                : IsBf16(type)                      ? "bfloat16"
+                                                    : "something else";
+    return view;
+  }
+
+  template <class T>
+  T* As(const char* name, const char* wanted, size_t dimensions) const {
+    Require(type == wanted, std::string(name) + " is " + type + ", on a GPU it must be " + wanted);
+    Require(shape.size() == dimensions,
+            std::string(name) + " must have " + std::to_string(dimensions) + " dimensions");
+    return reinterpret_cast<T*>(data);
+  }
+};
 
 struct Options {
   std::string arithmetic;
   std::int32_t threads, activation_scales;
   std::optional<std::string> activation_scales_file;
   std::int32_t headroom, ranks, rank;
+  std::optional<std::int32_t> gpu;
 
   moe::Options ForC() const {
     moe::Options options;
@@ -64,6 +103,8 @@ struct Options {
     options.headroom = headroom == 0 ? HALFBYTE_MOE_HEADROOM_NONE : headroom;
     options.ranks = ranks;
     options.rank = rank;
+    options.device = gpu ? HALFBYTE_MOE_CUDA : HALFBYTE_MOE_CPU;
+    options.device_ordinal = gpu.value_or(0);
     return options;
   }
 };
@@ -88,6 +129,10 @@ struct Router {
 };
 
 // The choices of `tokens` tokens: two arrays [tokens, choices].
+void RequireChoices(const DeviceArray& ids, const DeviceArray& weights, size_t tokens) {
+  Require(ids.shape[0] == tokens && weights.shape == ids.shape,
+          "topk_ids and topk_weights must both be [tokens, choices]");
+}
 template <class Ids, class Weights>
 void RequireChoices(const Ids& ids, const Weights& weights, size_t tokens) {
   Require(ids.shape(0) == tokens && weights.shape(0) == tokens && weights.shape(1) == ids.shape(1),
@@ -146,23 +191,37 @@ class Layer {
     Require(out.shape(0) == hidden.shape(0) && out.shape(1) == hidden.shape(1),
             "out must have the shape of hidden");
     auto run = HALFBYTE_MOE_INIT(halfbyte_moe_run_arguments);
+    run.tokens = tokens;
     run.top_k = top_k;
+    run.hidden = hidden.data();
+    run.topk_ids = ids.data();
+    run.topk_weights = weights.data();
+    run.out = out.data();
     run.hidden_type = TypeOf(hidden.dtype(), "hidden");
     run.out_type = TypeOf(out.dtype(), "out");
-    const std::int64_t hidden_row = width * (run.hidden_type == HALFBYTE_MOE_F32_ROWS ? 4 : 2);
-    const std::int64_t out_row = width * (run.out_type == HALFBYTE_MOE_F32_ROWS ? 4 : 2);
-    const nb::gil_scoped_release no_gil;
-    const Lent workspace(*this);
-    std::int64_t begin = 0;
-    do {  // once even without tokens, so that the arguments are checked
-      run.tokens = std::min(max_tokens_, tokens - begin);
-      run.hidden = static_cast<const char*>(hidden.data()) + begin * hidden_row;
-      run.topk_ids = ids.data() + begin * top_k;
-      run.topk_weights = weights.data() + begin * top_k;
-      run.out = static_cast<char*>(out.data()) + begin * out_row;
-      moe::ThrowIfFailed(halfbyte_moe_run(layer_.handle(), workspace->handle(), &run));
-      begin += run.tokens;
-    } while (begin < tokens);
+    RunPieces(run);
+  }
+
+  // The same in GPU memory: the work goes into the stream.
+  void RunInStream(const DeviceArray& hidden, const DeviceArray& ids, const DeviceArray& weights,
+                   const DeviceArray& out, std::uintptr_t stream) {
+    auto run = HALFBYTE_MOE_INIT(halfbyte_moe_run_arguments);
+    run.hidden = hidden.As<const void>("hidden", "bfloat16", 2);
+    run.topk_ids = ids.As<const std::int32_t>("topk_ids", "int32", 2);
+    run.topk_weights = weights.As<const float>("topk_weights", "float32", 2);
+    const bool bf16 = out.type == "bfloat16";
+    run.out = out.As<void>("out", bf16 ? "bfloat16" : "float32", 2);
+    const auto width = static_cast<size_t>(layer_.Info().hidden);
+    Require(hidden.shape[1] == width, "hidden has " + std::to_string(hidden.shape[1]) +
+                                          " columns, the layer takes " + std::to_string(width));
+    RequireChoices(ids, weights, hidden.shape[0]);
+    Require(out.shape == hidden.shape, "out must have the shape of hidden");
+    run.tokens = static_cast<std::int64_t>(hidden.shape[0]);
+    run.top_k = static_cast<std::int64_t>(ids.shape[1]);
+    run.hidden_type = HALFBYTE_MOE_BF16_ROWS;
+    run.out_type = bf16 ? HALFBYTE_MOE_BF16_ROWS : HALFBYTE_MOE_F32_ROWS;
+    run.stream = reinterpret_cast<void*>(stream);
+    RunPieces(run);
   }
 
   void Route(const Array<const float, 2>& logits,
@@ -180,6 +239,27 @@ class Layer {
     const Lent workspace(*this);
     layer_.Route(*workspace, static_cast<std::int64_t>(tokens), logits.data(),
                  token_ids ? token_ids->data() : nullptr, ids.data(), weights.data());
+  }
+
+  void RouteInStream(const DeviceArray& logits, const std::optional<DeviceArray>& token_ids,
+                     const DeviceArray& ids, const DeviceArray& weights, std::uintptr_t stream) {
+    const halfbyte_moe_info info = layer_.Info();
+    const auto* const logits_data = logits.As<const float>("logits", "float32", 2);
+    auto* const ids_data = ids.As<std::int32_t>("topk_ids", "int32", 2);
+    auto* const weights_data = weights.As<float>("topk_weights", "float32", 2);
+    const auto* const token_data =
+        token_ids ? token_ids->As<const std::int32_t>("token_ids", "int32", 1) : nullptr;
+    const size_t tokens = logits.shape[0];
+    Require(static_cast<std::int64_t>(logits.shape[1]) == info.experts,
+            "logits must be [tokens, " + std::to_string(info.experts) + "]");
+    Require(!token_ids || token_ids->shape[0] == tokens, "token_ids must be [tokens]");
+    RequireChoices(ids, weights, tokens);
+    Require(static_cast<std::int64_t>(ids.shape[1]) == info.top_k,
+            "the router writes " + std::to_string(info.top_k) + " choices");
+    const nb::gil_scoped_release no_gil;
+    const Lent workspace(*this);
+    layer_.Route(*workspace, static_cast<std::int64_t>(tokens), logits_data, token_data, ids_data,
+                 weights_data, reinterpret_cast<void*>(stream));
   }
 
  private:
@@ -210,6 +290,35 @@ class Layer {
     Layer& layer_;
     std::unique_ptr<moe::Workspace> workspace_;
   };
+
+  // As many tokens at a time as a workspace takes.
+  void RunPieces(halfbyte_moe_run_arguments run) {
+    const std::int64_t width = layer_.Info().hidden, tokens = run.tokens;
+    const std::int64_t hidden_row = width * (run.hidden_type == HALFBYTE_MOE_F32_ROWS ? 4 : 2);
+    const std::int64_t out_row = width * (run.out_type == HALFBYTE_MOE_F32_ROWS ? 4 : 2);
+    const nb::gil_scoped_release no_gil;
+    std::int64_t left = tokens;
+    do {  // once even without tokens, so that the arguments are checked
+      run.tokens = std::min(max_tokens_, left);
+      RunWithWorkspace(run);
+      run.hidden = static_cast<const char*>(run.hidden) + run.tokens * hidden_row;
+      run.topk_ids += run.tokens * run.top_k;
+      run.topk_weights += run.tokens * run.top_k;
+      run.out = static_cast<char*>(run.out) + run.tokens * out_row;
+      left -= run.tokens;
+    } while (left > 0);
+  }
+
+  // In the first workspace that no other stream is using; a new one if all are in use.
+  void RunWithWorkspace(const halfbyte_moe_run_arguments& run) {
+    std::vector<std::unique_ptr<Lent>> busy;  // given back when one has been found
+    for (;;) {
+      auto workspace = std::make_unique<Lent>(*this);
+      const int code = halfbyte_moe_run(layer_.handle(), (*workspace)->handle(), &run);
+      if (code != HALFBYTE_MOE_BUSY) return moe::ThrowIfFailed(code);
+      busy.push_back(std::move(workspace));
+    }
+  }
 
   moe::Layer layer_;
   const std::int64_t max_tokens_;
@@ -285,6 +394,9 @@ nb::dict InfoDict(const Layer& layer) {
   dict["threads"] = info.threads;
   dict["static_scales"] = info.static_scales != 0;
   dict["routes_by_token_id"] = info.routes_by_token_id != 0;
+  dict["gpu"] = info.device == HALFBYTE_MOE_CUDA ? nb::cast(info.device_ordinal) : nb::none();
+  dict["device_bytes"] = info.device_bytes;
+  dict["peak_device_bytes"] = info.peak_device_bytes;
   return dict;
 }
 
@@ -296,18 +408,26 @@ NB_MODULE(_moe, module) {
           "__init__",
           [](Options* self, std::string arithmetic, std::int32_t threads,
              std::int32_t activation_scales, std::optional<std::string> activation_scales_file,
-             std::int32_t headroom, std::int32_t ranks, std::int32_t rank) {
+             std::int32_t headroom, std::int32_t ranks, std::int32_t rank,
+             std::optional<std::int32_t> gpu) {
             new (self) Options{std::move(arithmetic),
                                threads,
                                activation_scales,
                                std::move(activation_scales_file),
                                headroom,
                                ranks,
-                               rank};
+                               rank,
+                               gpu};
           },
           nb::arg("arithmetic"), nb::arg("threads"), nb::arg("activation_scales"),
           nb::arg("activation_scales_file").none(), nb::arg("headroom"), nb::arg("ranks"),
-          nb::arg("rank"));
+          nb::arg("rank"), nb::arg("gpu").none());
+  nb::class_<DeviceArray>(module, "DeviceArray")
+      .def("__init__",
+           [](DeviceArray* self, std::uintptr_t data, std::vector<size_t> shape, std::string type) {
+             new (self) DeviceArray{data, std::move(shape), std::move(type)};
+           })
+      .def_static("from_dlpack", &DeviceArray::FromDlpack);
   nb::class_<Router>(module, "Router")
       .def(
           "__init__",
@@ -343,7 +463,20 @@ NB_MODULE(_moe, module) {
             Translated([&] { layer.Route(logits, token_ids, ids, weights); });
           },
           nb::arg("logits"), nb::arg("token_ids").none(), nb::arg("topk_ids").noconvert(),
-          nb::arg("topk_weights").noconvert());
+          nb::arg("topk_weights").noconvert())
+      .def("run_in_stream",
+           [](Layer& layer, const DeviceArray& hidden, const DeviceArray& ids,
+              const DeviceArray& weights, const DeviceArray& out, std::uintptr_t stream) {
+             Translated([&] { layer.RunInStream(hidden, ids, weights, out, stream); });
+           })
+      .def(
+          "route_in_stream",
+          [](Layer& layer, const DeviceArray& logits, const std::optional<DeviceArray>& token_ids,
+             const DeviceArray& ids, const DeviceArray& weights, std::uintptr_t stream) {
+            Translated([&] { layer.RouteInStream(logits, token_ids, ids, weights, stream); });
+          },
+          nb::arg("logits"), nb::arg("token_ids").none(), nb::arg("topk_ids"),
+          nb::arg("topk_weights"), nb::arg("stream"));
   module.def("open_layer", &OpenLayer);
   // The layer borrows the arrays of its three projections.
   module.def("layer_from_nvfp4", &LayerFromNvfp4, nb::keep_alive<0, 1>(), nb::keep_alive<0, 2>(),

@@ -1,4 +1,4 @@
-"""One 4-bit mixture-of-experts layer on the CPU.
+"""One 4-bit mixture-of-experts layer on the CPU or on an NVIDIA GPU of the Hopper family.
 
     layer = halfbyte.MoeLayer.open("models/tiny-v4-nvfp4", 0)
     ids, weights = layer.route(logits, token_ids)
@@ -7,12 +7,16 @@
 A token's result depends on its own row and choices only. Several threads may call one layer at the
 same time. Arrays are numpy's or anything with DLPack on the CPU; halfbyte.torch_op has a PyTorch
 operator.
+
+With device="cuda" arrays are those of PyTorch, CuPy or anything else with DLPack or the CUDA array
+interface, bfloat16 rows, and never copied. A call puts its work into their current stream and
+returns; it can be captured (torch.cuda.graph), once the layer has been called before.
 """
 import os
 
 import numpy as np
 
-from . import _moe
+from . import _gpu, _moe
 
 __all__ = ["MoeLayer"]
 
@@ -28,12 +32,12 @@ def _number(names, name, argument):
 
 
 def _options(arithmetic="w4a16", threads=0, activation_scales="auto", activation_scales_file=None,
-             headroom=5, ranks=1, rank=0):
+             headroom=5, ranks=1, rank=0, device="cpu"):
     if activation_scales_file is not None:
         activation_scales_file = os.fspath(activation_scales_file)
     return _moe.Options(arithmetic, threads,
                         _number(_SCALES, activation_scales, "activation_scales"),
-                        activation_scales_file, headroom, ranks, rank)
+                        activation_scales_file, headroom, ranks, rank, _gpu.ordinal(device))
 
 
 def _router(score="sqrt_softplus", weights="divide_by_sum", scaling_factor=1.0, bias=None, groups=0,
@@ -54,11 +58,14 @@ class MoeLayer:
     headroom           0..6: static scales are multiplied by 2**headroom
     ranks, rank        expert parallelism: this process's share, global ids, partial sums
     max_tokens         taken through the layer at once; more are done in pieces
+    device             "cpu", "cuda" or "cuda:1": w4a16 and w4a4 of 4-bit weights, which come from
+                       the host's memory in any case
     """
 
     def __init__(self, layer):
         self._layer = layer
         self.info = layer.info()  # experts, hidden, intermediate, top_k, weight_bytes, ...
+        self._on_gpu = self.info["gpu"] is not None
 
     @classmethod
     def open(cls, directory, layer, *, max_tokens=512, **options):
@@ -86,18 +93,32 @@ class MoeLayer:
                                          _router(**(router or {})), _options(**options),
                                          max_tokens))
 
-    def route(self, logits, token_ids=None):
-        """float32 logits [tokens, experts] -> ids int32 and weights float32, [tokens, top_k].
-        Layers with info["routes_by_token_id"] need int32 token_ids [tokens]."""
+    def route(self, logits, token_ids=None, ids=None, weights=None, stream=None):
+        """float32 logits [tokens, experts] -> ids int32 and weights float32, [tokens, top_k], new
+        ones or those given. Layers with info["routes_by_token_id"] need int32 token_ids [tokens].
+        stream: on a GPU, the number of another stream than the arrays' current one."""
         shape = (len(logits), self.info["top_k"])
-        ids, weights = np.empty(shape, np.int32), np.empty(shape, np.float32)
+        if self._on_gpu:
+            ids = _gpu.empty(logits, shape, "int32") if ids is None else ids
+            weights = _gpu.empty(logits, shape, "float32") if weights is None else weights
+            stream = _gpu.current_stream(logits) if stream is None else stream
+            self._layer.route_in_stream(*map(_gpu.view, (logits, token_ids, ids, weights)), stream)
+            return ids, weights
+        ids = np.empty(shape, np.int32) if ids is None else ids
+        weights = np.empty(shape, np.float32) if weights is None else weights
         self._layer.route(logits, token_ids, ids, weights)
         return ids, weights
 
-    def __call__(self, hidden, topk_ids, topk_weights, out=None):
+    def __call__(self, hidden, topk_ids, topk_weights, out=None, stream=None):
         """hidden [tokens, hidden], float32 or bfloat16; ids int32 and weights float32 [tokens,
         choices]; ids outside of 0..experts-1 mean no expert. Returns out, by default a new float32
-        numpy array [tokens, hidden]."""
+        numpy array [tokens, hidden]; on a GPU one like hidden. stream: see route."""
+        if self._on_gpu:
+            out = _gpu.empty(hidden, tuple(hidden.shape)) if out is None else out
+            stream = _gpu.current_stream(hidden) if stream is None else stream
+            self._layer.run_in_stream(*map(_gpu.view, (hidden, topk_ids, topk_weights, out)),
+                                      stream)
+            return out
         if out is None:
             out = np.empty(tuple(hidden.shape), np.float32)
         self._layer.run(hidden, topk_ids, topk_weights, out)

@@ -1,9 +1,9 @@
-"""The layer as a PyTorch operator, for CPU tensors and without a gradient:
+"""The layer as a PyTorch operator, for tensors on its device and without a gradient:
 
     experts = halfbyte.torch_op.register(layer)
     out = torch.ops.halfbyte.moe(hidden, topk_ids, topk_weights, experts)
 
-hidden and out are float32 or bfloat16. Importing this module needs torch.
+hidden and out are float32 or bfloat16, on a GPU bfloat16. Importing this module needs torch.
 """
 import torch
 
@@ -16,10 +16,10 @@ def register(layer):
     return len(_layers) - 1
 
 
-@torch.library.custom_op("halfbyte::moe", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("halfbyte::moe", mutates_args=(), device_types=("cpu", "cuda"))
 def moe(hidden: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor,
         layer: int) -> torch.Tensor:
-    out = torch.empty(hidden.shape, dtype=hidden.dtype)
+    out = torch.empty(hidden.shape, dtype=hidden.dtype, device=hidden.device)
     ids = topk_ids.to(torch.int32).contiguous()
     weights = topk_weights.to(torch.float32).contiguous()
     return _layers[layer](hidden.contiguous(), ids, weights, out)

@@ -163,6 +163,10 @@ def test_what_cannot_work_is_a_sentence(problem):
         halfbyte.MoeLayer.open(MODEL, 0, arithmetic="w2")
     with pytest.raises(ValueError, match="token_ids is NULL"):
         halfbyte.MoeLayer.open(MODEL, 0).route(np.zeros((1, 32), np.float32))
+    with pytest.raises(ValueError, match="device: 'gpu' is neither"):
+        halfbyte.MoeLayer.open(MODEL, 0, device="gpu")
+    with pytest.raises(ValueError, match="GPU|built without CUDA"):
+        halfbyte.MoeLayer.open(MODEL, 0, device="cuda:1000")
     with pytest.raises(ValueError, match="max_tokens: 0"):
         halfbyte.MoeLayer.from_nvfp4(*projections, top_k=TOP_K, max_tokens=0)
     with pytest.raises(ValueError, match="hidden has 63 columns"):

@@ -198,7 +198,8 @@ TEST_F(MoeAbiCuda, RefusesLayersAndDevicesItDoesNotHave) {  // R132
   expect(weights, OnGpu("w4a16", -1), "there is no GPU -1");
   expect(weights, OnGpu("w4a8"), "a GPU computes w4a16 and w4a4, not w4a8");
   expect(bf16, OnGpu("w4a16"), "convert the checkpoint to NVFP4");
-  const LayerHandle layer = Create(weights, "w4a16");
+  const CapiWeights wide(WeightFormat::kNvfp4, {2048, 16, 4, 0, 3});
+  const LayerHandle layer = Create(wide, "w4a16");
   halfbyte_moe_workspace* none = nullptr;
   EXPECT_EQ(halfbyte_moe_workspace_create(layer.get(), 1 << 24, &none), HALFBYTE_MOE_BAD_INPUT);
   EXPECT_NE(std::strstr(halfbyte_moe_last_error(), "of GPU memory are needed"), nullptr)
