@@ -293,9 +293,18 @@ TEST(Progress, TellsItsListenerHowFarItIs) {
   ASSERT_EQ(told.size(), 2u);
   EXPECT_EQ(told[0].label, "load");
   EXPECT_EQ(told[0].share(), 0.25);
-  EXPECT_EQ(told[0].seconds_left(), 3 * told[0].seconds);
+  EXPECT_DOUBLE_EQ(told[0].seconds_left(), 3 * told[0].seconds);
+  EXPECT_EQ(told[0].unit, "B");
   EXPECT_EQ(told[1].share(), 1.0);
   EXPECT_EQ(told[1].seconds_left(), 0);
+}
+
+TEST(Progress, DescribesItselfInALine) {
+  ProgressReport report{.label = "load weights", .unit = "B", .total = 4'000'000'000};
+  EXPECT_EQ(report.Describe(), "load weights");
+  report.done = 1'000'000'000;
+  report.seconds = 50;
+  EXPECT_EQ(report.Describe(), "load weights: 25 %, 1.00 GB of 4.00 GB, 20.00 MB/s, 2:30 left");
 }
 
 TEST(Progress, QuantitiesReadWell) {

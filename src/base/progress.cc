@@ -40,12 +40,20 @@ double ProgressReport::seconds_left() const {
   return done > 0 ? seconds * double(total - done) / double(done) : 0;
 }
 
+double ProgressReport::rate() const { return seconds > 0 ? double(done) / seconds : 0; }
+
+std::string ProgressReport::Describe() const {
+  if (done == 0) return label;
+  return fmt::format("{}: {:.0f} %, {} of {}, {}/s, {} left", label, share() * 100,
+                     HumanQuantity(double(done), unit), HumanQuantity(double(total), unit),
+                     HumanQuantity(rate(), unit), HumanTime(seconds_left()));
+}
+
 Progress::Progress(std::string label, int64_t total, std::string unit, ProgressListener listener)
-    : unit_(std::move(unit)),
-      listener_(std::move(listener)),
+    : listener_(std::move(listener)),
       visible_(::isatty(STDERR_FILENO) == 1),
       start_(std::chrono::steady_clock::now()),
-      report_{.label = std::move(label), .total = total} {}
+      report_{.label = std::move(label), .unit = std::move(unit), .total = total} {}
 
 Progress::~Progress() {
   if (visible_ && last_drawn_ >= 0) std::fputs("\r\033[K", stderr);
@@ -66,9 +74,8 @@ void Progress::Draw() {
   constexpr int kWidth = 24;
   const double share = report_.share();
   const int filled = static_cast<int>(share * kWidth);
-  const double rate = report_.seconds > 0 ? double(report_.done) / report_.seconds : 0;
   fmt::print(stderr, "\r\033[K{} [{:#<{}}{:.<{}}] {:3.0f} %  {}/s  ETA {}", report_.label, "",
-             filled, "", kWidth - filled, share * 100, HumanQuantity(rate, unit_),
+             filled, "", kWidth - filled, share * 100, HumanQuantity(report_.rate(), report_.unit),
              HumanTime(report_.seconds_left()));
   std::fflush(stderr);
 }

@@ -181,9 +181,7 @@ class Supervisor {
   void LogProgress(Clock::time_point now) {
     if (now - reported_ < kReportEvery || ::isatty(STDERR_FILENO) == 1) return;
     reported_ = now;
-    const ProgressReport progress = service_.lifecycle().progress();
-    spdlog::info("loading: {}, {:.0f} %, {:.0f} s left", progress.label, progress.share() * 100,
-                 progress.seconds_left());
+    spdlog::info("loading: {}", service_.lifecycle().progress().Describe());
   }
 
   // Every ten seconds in which something was computed.
