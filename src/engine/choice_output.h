@@ -38,6 +38,7 @@ class ChoiceOutput {
   }
   int64_t tokens() const { return tokens_; }
   int64_t reasoning_tokens() const { return reasoning_tokens_; }
+  const ChatSplitter::Suppressed& suppressed() const { return splitter_.suppressed(); }
 
  private:
   // One stream of text. Lengths count what was decoded, whether a stop string held it or not.

@@ -153,6 +153,7 @@ class Engine::Thread {
                          .steps = loop_->steps(),
                          .prompt_tokens = loop_->prompt_tokens(),
                          .generation_tokens = loop_->generation_tokens(),
+                         .saturated_blocks = loop_->saturated_blocks(),
                          .last_progress = EngineClock::now()};
     const std::lock_guard lock(mutex_);
     now.draining = published_.draining;

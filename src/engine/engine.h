@@ -23,6 +23,7 @@
 #include "engine/output.h"
 #include "engine/request.h"
 #include "engine/scheduler.h"
+#include "text/chat_splitter.h"
 #include "text/tokenizer.h"
 
 namespace halfbyte {
@@ -62,7 +63,8 @@ struct RequestReport {
   std::vector<Finish> finishes;  // of each choice
   int64_t prompt_tokens = 0;
   int64_t cached_tokens = 0;
-  int64_t completion_tokens = 0;  // of all choices
+  int64_t completion_tokens = 0;        // of all choices
+  ChatSplitter::Suppressed suppressed;  // of all choices
   int64_t preemptions = 0;
   EngineClock::time_point arrival;
   std::optional<EngineClock::time_point> scheduled;    // last entry into the batch
@@ -92,6 +94,7 @@ struct EngineStatistics {
   int64_t steps = 0;
   int64_t prompt_tokens = 0;  // of requests that were scheduled; counters since the start
   int64_t generation_tokens = 0;
+  int64_t saturated_blocks = 0;  // Executor::saturated_blocks
   bool draining = false;
   bool dead = false;
   std::string death;  // what the executor said

@@ -314,7 +314,10 @@ void EngineLoop::Retire(RequestId id, EngineClock::time_point now) {
   RequestReport& report = live.report;
   HB_CHECK(live.unfinished == 0, "request {} has {} choices left", id, live.unfinished);
   report.finished = now;
-  for (const auto& choice : live.choices) report.completion_tokens += choice->output.tokens();
+  for (const auto& choice : live.choices) {
+    report.completion_tokens += choice->output.tokens();
+    report.suppressed += choice->output.suppressed();
+  }
   if (report.scheduled) {
     constexpr double kWeight = 0.1;  // of the latest request
     mean_service_seconds_ += kWeight * (Seconds(now - *report.scheduled) - mean_service_seconds_);

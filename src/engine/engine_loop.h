@@ -47,6 +47,7 @@ class EngineLoop {
   int64_t steps() const { return steps_; }
   int64_t prompt_tokens() const { return prompt_tokens_; }
   int64_t generation_tokens() const { return generation_tokens_; }
+  int64_t saturated_blocks() const { return executor_->saturated_blocks(); }
   double mean_service_seconds() const { return mean_service_seconds_; }
 
  private:

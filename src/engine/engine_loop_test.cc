@@ -247,17 +247,19 @@ TEST(EngineLoop, DeadlinesEndRequests) {
   loop.ExpectNothingLeft();
 }
 
+struct Observer : EngineObserver {
+  void OnStep(const StepReport& report) override {
+    tokens += report.tokens;
+    drawn += report.drawn;
+    gaps += std::ssize(report.token_gaps);
+  }
+  void OnFinished(const RequestReport& report) override { reports.push_back(report); }
+  int64_t tokens = 0, drawn = 0, gaps = 0;
+  std::vector<RequestReport> reports;
+};
+
 TEST(EngineLoop, TellsTheObserver) {
-  struct Observer : EngineObserver {
-    void OnStep(const StepReport& report) override {
-      tokens += report.tokens;
-      drawn += report.drawn;
-      gaps += std::ssize(report.token_gaps);
-    }
-    void OnFinished(const RequestReport& report) override { reports.push_back(report); }
-    int64_t tokens = 0, drawn = 0, gaps = 0;
-    std::vector<RequestReport> reports;
-  } observer;
+  Observer observer;
   Loop loop({.limits = FakeLimits(2, 8), .script = CountUp}, &observer);
   Request request = IdsRequest(RandomIds(300, 1), 5);
   request.label = "cmpl-1";
@@ -276,6 +278,19 @@ TEST(EngineLoop, TellsTheObserver) {
   EXPECT_EQ(report.finishes[0].reason, FinishReason::kLength);
   EXPECT_TRUE(report.arrival <= *report.scheduled && *report.scheduled <= *report.first_token &&
               *report.first_token <= report.finished);
+}
+
+TEST(EngineLoop, TellsWhatMarkupItKeptOut) {
+  const Tokenizer tokenizer = *Tokenizer::Load(kModel / "tokenizer.json");
+  Observer observer;
+  Loop loop({.limits = FakeLimits(2, 8), .script = CountUp}, &observer, &tokenizer);
+  Request request = IdsRequest({*tokenizer.IdOf("<think>") - 1}, 4);
+  request.output.kind = OutputFormat::Kind::kChat;
+  request.n = 2;
+  loop.RunOne(request);
+  ASSERT_EQ(*tokenizer.IdOf("</think>"), *tokenizer.IdOf("<think>") + 1);
+  ASSERT_EQ(observer.reports.size(), 1u);
+  EXPECT_EQ(observer.reports[0].suppressed, (ChatSplitter::Suppressed{.thinks = 4}));
 }
 
 TEST(Check, NamesTheFieldThatIsOutOfRange) {

@@ -8,6 +8,7 @@
 #include "engine/engine_test_requests.h"
 #include "engine/generator.h"
 #include "engine/model_executor.h"
+#include "model/routed_layer.h"
 
 namespace halfbyte {
 namespace {
@@ -118,6 +119,32 @@ TEST_F(EngineOnTheBundledModel, PreemptionAndForksChangeNothing) {
       ExpectEqual(result, expected.at(choice));
     }
   }
+}
+
+// Scales for activations a thousand times smaller.
+TEST_F(EngineOnTheBundledModel, SaturatedBlocksAreCounted) {
+  const auto saturated = [&](Transformer& model) {
+    auto executor = *ModelExecutor::Create(model, {.max_sequences = 1});
+    const Executor& counted = *executor;
+    const auto loop =
+        *EngineLoop::Create(std::move(executor), nullptr, {.scheduler = {1, 256}}, nullptr);
+    Run(*loop, {Ask(20, 2, 1)});
+    EXPECT_EQ(loop->saturated_blocks(), counted.saturated_blocks());
+    return loop->saturated_blocks();
+  };
+  EXPECT_EQ(saturated(*model_), 0);
+  ActivationScales small{.shape = MoeShapeOf(model_->config())};
+  small.layers.assign(static_cast<size_t>(small.shape.layers),
+                      {GlobalScale(1e-6f), GlobalScale(1e-6f)});
+  const auto model = *Transformer::Load(
+      kModel,
+      {.arithmetic = Arithmetic::kW4a4,
+       .activation_scales = {.source = ActivationScalePolicy::Source::kMeasured,
+                             .headroom = 0,
+                             .measured = std::make_shared<ActivationScales>(small)},
+       .batch_tokens = 256},
+      Context(pool_));
+  EXPECT_GT(saturated(*model), 100);
 }
 
 TEST_F(EngineOnTheBundledModel, MemoryThatIsTooSmallIsRefusedWithTheArithmetic) {

@@ -31,6 +31,10 @@ class Executor {
   // bit (server.md §1.7); a row that is not finite is the caller's to notice and spoils no other.
   // Error: the device failed; the executor is of no use then.
   virtual Result<MatrixView<const float>> Run(const StepPlan& plan) = 0;
+
+  // NVFP4 blocks of activations since the start whose wanted scale was beyond the largest: the
+  // static scale of their layer is too small. Not during Run.
+  virtual int64_t saturated_blocks() const { return 0; }
 };
 
 }  // namespace halfbyte

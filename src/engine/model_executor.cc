@@ -69,4 +69,13 @@ Result<MatrixView<const float>> ModelExecutor::Run(const StepPlan& plan) {
   return model_.Forward(memory_, batch);
 }
 
+int64_t ModelExecutor::saturated_blocks() const {
+  int64_t blocks = 0;
+  for (int64_t layer = 0; layer < model_.config().layer_count(); ++layer) {
+    const MoeCounters& counters = model_.moe_counters(layer);
+    blocks += counters.gate_up.clipped + counters.down.clipped;
+  }
+  return blocks;
+}
+
 }  // namespace halfbyte

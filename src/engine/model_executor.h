@@ -30,6 +30,7 @@ class ModelExecutor : public Executor {
 
   const ExecutorLimits& limits() const override { return limits_; }
   Result<MatrixView<const float>> Run(const StepPlan& plan) override;
+  int64_t saturated_blocks() const override;
 
  private:
   ModelExecutor(Transformer& model, KvMemory memory, const ExecutorLimits& limits)

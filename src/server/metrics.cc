@@ -118,6 +118,8 @@ struct Metrics::State {
       Counters("request_success_total", "Finished requests, by how they ended");
   Family<Counter>& rejections =
       Counters("admission_rejections_total", "Requests that were turned away, by error code");
+  Family<Counter>& suppressed =
+      Counters("markup_suppressed_total", "Pieces of markup kept out of chats, by what they were");
   Histogram& chunk_delay =
       OneHistogram("stream_chunk_delay_seconds",
                    "From the draw of a token to its way into the socket", OneTwoFive(0.0001, 10));
@@ -169,11 +171,16 @@ struct Metrics::State {
       Counters("prefix_cache_missed_snapshot_tokens_total",
                "Prompt tokens whose blocks were found, but no snapshot to go on from")
           .Add({});
+  Counter& saturated_blocks =
+      Counters("nvfp4_saturated_blocks_total",
+               "Blocks of activations whose wanted NVFP4 scale was beyond the largest")
+          .Add({});
   Gauge& build_info = Gauges("build_info", "This program")
                           .Add({{"version", ProgramVersion()}, {"commit", ProgramCommit()}});
   ProcessMetrics process{registry};
 
   void SetEngine(const EngineStatistics& engine);
+  void CountSuppressed(const ChatSplitter::Suppressed& counts);
 };
 
 namespace {
@@ -214,6 +221,16 @@ void Metrics::State::SetEngine(const EngineStatistics& engine) {
   Raise(cache_queries, counts.cache_queried_tokens);
   Raise(cache_hits, counts.cache_hit_tokens);
   Raise(missed_snapshots, counts.cache_missed_snapshot_tokens);
+  Raise(saturated_blocks, engine.saturated_blocks);
+}
+
+void Metrics::State::CountSuppressed(const ChatSplitter::Suppressed& counts) {
+  for (const auto& [reason, count] : {std::pair{"tag", counts.tags},
+                                      {"malformed", counts.malformed},
+                                      {"unfinished", counts.unfinished},
+                                      {"think", counts.thinks}}) {
+    suppressed.Add({{"reason", reason}}).Increment(static_cast<double>(count));
+  }
 }
 
 Metrics::Metrics(std::string_view prefix, const std::string& model_name)
@@ -223,6 +240,7 @@ Metrics::Metrics(std::string_view prefix, const std::string& model_name)
        {FinishReason::kStop, FinishReason::kLength, FinishReason::kAbort, FinishReason::kError}) {
     state_->finished.Add({{"finished_reason", std::string(Name(reason))}});
   }
+  state_->CountSuppressed({});
 }
 Metrics::~Metrics() = default;
 
@@ -234,6 +252,7 @@ void Metrics::OnStep(const StepReport& step) {
 void Metrics::OnFinished(const RequestReport& request) {
   State& s = *state_;
   s.finished.Add({{"finished_reason", std::string(Name(Outcome(request)))}}).Increment();
+  s.CountSuppressed(request.suppressed);
   s.params_n.Observe(request.n);
   s.params_max_tokens.Observe(static_cast<double>(request.max_tokens));
   s.e2e.Observe(Seconds(request.finished - request.arrival));

@@ -156,11 +156,14 @@ std::string LineOf(const std::string& text, const std::string& start) {
 
 TEST(Metrics, SpeakPrometheusUnderThePrefixAndTheModelsName) {
   Metrics metrics("vllm", "tiny");
-  metrics.OnFinished(Report(1));
+  RequestReport report = Report(1);
+  report.suppressed = {.tags = 6, .thinks = 1};
+  metrics.OnFinished(report);
+  metrics.OnFinished(report);
   metrics.OnStep({.tokens = 12, .token_gaps = {3ms, 40ms}});
   metrics.CountAnswer("/v1/completions", "POST", 200, 0.05);
   metrics.CountRejection("queue_full");
-  EngineStatistics engine{.prompt_tokens = 100, .generation_tokens = 200};
+  EngineStatistics engine{.prompt_tokens = 100, .generation_tokens = 200, .saturated_blocks = 4};
   engine.scheduler.running = 3;
   engine.scheduler.pool_sizes.context_blocks = 8;
   engine.scheduler.context_blocks_referenced = 2;
@@ -172,7 +175,15 @@ TEST(Metrics, SpeakPrometheusUnderThePrefixAndTheModelsName) {
             "vllm:kv_cache_usage_perc" + labels + " 0.25");
   EXPECT_EQ(LineOf(text, "vllm:generation_tokens_total" + labels),
             "vllm:generation_tokens_total" + labels + " 200");
-  EXPECT_NE(text.find(R"(finished_reason="abort"} 1)"), std::string::npos);
+  EXPECT_NE(text.find(R"(finished_reason="abort"} 2)"), std::string::npos);
+  for (const char* line :
+       {R"(markup_suppressed_total{engine="0",model_name="tiny",reason="tag"} 12)",
+        R"(markup_suppressed_total{engine="0",model_name="tiny",reason="think"} 2)",
+        R"(markup_suppressed_total{engine="0",model_name="tiny",reason="unfinished"} 0)"}) {
+    EXPECT_NE(text.find(line), std::string::npos) << line;
+  }
+  EXPECT_EQ(LineOf(text, "vllm:nvfp4_saturated_blocks_total" + labels),
+            "vllm:nvfp4_saturated_blocks_total" + labels + " 4");
   EXPECT_NE(text.find(R"(reason="queue_full"} 1)"), std::string::npos);
   EXPECT_NE(text.find(R"(http_requests_total{handler="/v1/completions",method="POST",)"
                       R"(status="200"} 1)"),

@@ -61,8 +61,17 @@ ChatSplitter::Pieces ChatSplitter::Push(std::string_view bytes) {
 
 ChatSplitter::Pieces ChatSplitter::Flush() {
   Pieces pieces;
+  suppressed_.unfinished += state_ == State::kTag ? 1 : 0;
   ReleaseHeld(pieces);
   return pieces;
+}
+
+ChatSplitter::Suppressed& ChatSplitter::Suppressed::operator+=(const Suppressed& other) {
+  tags += other.tags;
+  malformed += other.malformed;
+  unfinished += other.unfinished;
+  thinks += other.thinks;
+  return *this;
 }
 
 void ChatSplitter::Emit(std::string_view text, Pieces& pieces) {
@@ -108,12 +117,19 @@ void ChatSplitter::TakeText(char byte, Pieces& pieces) {
       return Take(byte, pieces);
     case Candidate::kOpenThink:
       // Strays vanish; inside reasoning it is a word like others.
-      if (state_ != State::kReasoning) candidate_.clear();
+      if (state_ != State::kReasoning) {
+        candidate_.clear();
+        ++suppressed_.thinks;
+      }
       return ReleaseHeld(pieces);
     case Candidate::kCloseThink:
       candidate_.clear();
       ReleaseHeld(pieces);
-      if (state_ == State::kReasoning) state_ = State::kContent;
+      if (state_ == State::kReasoning) {
+        state_ = State::kContent;
+      } else {
+        ++suppressed_.thinks;
+      }
       return;
     case Candidate::kClosingMark:
       candidate_.clear();
@@ -138,6 +154,7 @@ void ChatSplitter::TakeTag(char byte, Pieces& pieces) {
 }
 
 void ChatSplitter::EndTag(bool malformed) {
+  ++(malformed ? suppressed_.malformed : suppressed_.tags);
   if (!malformed) {
     const std::string_view name = std::string_view(tag_).substr(0, tag_.find_first_of(" \n"));
     if (name == "parameter") parameter_ = !closing_;

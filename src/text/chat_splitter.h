@@ -26,6 +26,18 @@ class ChatSplitter {
   // The end: what is held back is text after all, unfinished markup is dropped.
   Pieces Flush();
 
+  // Pieces of markup that were kept out.
+  struct Suppressed {
+    int64_t tags = 0;        // complete
+    int64_t malformed = 0;   // a mark that no tag follows
+    int64_t unfinished = 0;  // cut by the end
+    int64_t thinks = 0;      // stray <think>, </think>
+
+    Suppressed& operator+=(const Suppressed& other);
+    bool operator==(const Suppressed&) const = default;
+  };
+  const Suppressed& suppressed() const { return suppressed_; }
+
   bool in_reasoning() const { return state_ == State::kReasoning; }
   bool in_content() const { return state_ == State::kContent; }
   // Bytes held back because they may begin markup; at most 13.
@@ -54,6 +66,7 @@ class ChatSplitter {
   bool block_ = false;     // open: tool_calls, invoke, parameter
   bool invoke_ = false;
   bool parameter_ = false;
+  Suppressed suppressed_;
 };
 
 }  // namespace halfbyte

@@ -40,6 +40,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Add(expected, whole.Flush());
   HB_CHECK(joined.reasoning == expected.reasoning && joined.content == expected.content,
            "the pieces give another answer");
+  HB_CHECK(cut.suppressed() == whole.suppressed(), "the pieces suppress something else");
   HB_CHECK(reasoning || joined.reasoning.empty(), "reasoning from nowhere");
   return 0;
 }

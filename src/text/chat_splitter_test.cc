@@ -51,6 +51,28 @@ TEST(ChatSplitter, BlocksAreDiscardedWithTheNewlinesBeforeThem) {
   EXPECT_EQ(Split("x\n</｜DSML｜tool_calls>y", false), (Answer{"", "x\ny"}));  // a stray closer
 }
 
+TEST(ChatSplitter, CountsWhatItKeepsOut) {
+  const auto suppressed = [](const std::string& text, bool thinking, size_t piece) {
+    ChatSplitter splitter(thinking);
+    for (size_t at = 0; at < text.size(); at += piece) {
+      splitter.Push(std::string_view(text).substr(at, piece));
+    }
+    splitter.Flush();
+    return splitter.suppressed();
+  };
+  for (const size_t piece : {1, 3, 1000}) {
+    EXPECT_EQ(suppressed("why</think>so" + kCalls, true, piece),
+              (ChatSplitter::Suppressed{.tags = 6}));
+    EXPECT_EQ(suppressed("a<think>b</think>c</think>", false, piece),
+              (ChatSplitter::Suppressed{.thinks = 3}));
+    EXPECT_EQ(suppressed("a<think></think></think>", true, piece),
+              (ChatSplitter::Suppressed{.thinks = 1}));
+    EXPECT_EQ(suppressed("x<｜DSML｜tool_bells>y<|DSML|invoke na", false, piece),
+              (ChatSplitter::Suppressed{.malformed = 1, .unfinished = 1}));
+    EXPECT_EQ(suppressed("a < b, <thin", false, piece), ChatSplitter::Suppressed());
+  }
+}
+
 TEST(ChatSplitter, MalformedTagsAreDiscarded) {
   EXPECT_EQ(Split("x<｜DSML｜tool_bells>y", false), (Answer{"", "xells>y"}));
   EXPECT_EQ(Split("x<｜DSML｜<｜DSML｜tool_calls>y", false), (Answer{"", "x"}));
