@@ -5,8 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <random>
+#include <set>
 #include <vector>
 
 #include "engine/fake_executor.h"
@@ -51,7 +53,8 @@ class Driver {
   explicit Driver(const Sizes& sizes)
       : sizes_(sizes),
         limits_(LimitsOf(sizes)),
-        fake_({.limits = limits_}),
+        fake_({.limits = limits_,
+               .nan_row = [this](SequenceId id) { return broken_.contains(id.request); }}),
         scheduler_(*Scheduler::Create(
             limits_, {sizes.max_sequences, sizes.batch_tokens, sizes.prefix_cache})) {}
 
@@ -66,6 +69,9 @@ class Driver {
     EXPECT_EQ(scheduler_->Cancel(id), outputs_.at(id).unfinished > 0 && !outputs_.at(id).cancelled);
     outputs_.at(id).cancelled = true;
   }
+
+  // From now on its logits are NaN.
+  void Break(RequestId id) { broken_.insert(id); }
 
   // False if there was nothing to do.
   bool Step() {
@@ -123,6 +129,7 @@ class Driver {
   FakeExecutor& fake() { return fake_; }
   const std::map<RequestId, Output>& outputs() const { return outputs_; }
   int64_t steps() const { return steps_; }
+  int64_t failures() const { return failures_; }  // of choices, for NaN
   const std::string& last_plan() const { return last_plan_; }
 
  private:
@@ -136,6 +143,11 @@ class Driver {
     Output& output = outputs_.at(id.request);
     std::vector<int32_t>& drawn = output.drawn[id.choice];
     EXPECT_FALSE(output.cancelled);
+    if (std::isnan(row[0])) {
+      --output.unfinished;
+      ++failures_;
+      return {.sequence = id, .finished = true};
+    }
     drawn.push_back(Sampled(id.request, id.choice, drawn.size(),
                             {row, static_cast<size_t>(limits_.vocabulary)}));
     const bool finished =
@@ -147,11 +159,13 @@ class Driver {
 
   const Sizes sizes_;
   const ExecutorLimits limits_;
+  std::set<RequestId> broken_;
   FakeExecutor fake_;
   std::unique_ptr<Scheduler> scheduler_;
   std::map<RequestId, Output> outputs_;
   RequestId last_id_ = 0;
   int64_t steps_ = 0;
+  int64_t failures_ = 0;
   std::string last_plan_;
 };
 
@@ -173,7 +187,7 @@ std::vector<int32_t> BranchingPrompt(int64_t shared, int64_t tokens, uint32_t se
 class RandomSchedules : public testing::TestWithParam<int> {};
 
 TEST_P(RandomSchedules, LoseNoTokenAndNoPage) {
-  int64_t preemptions = 0, hits = 0, forks = 0, steps = 0;
+  int64_t preemptions = 0, hits = 0, forks = 0, failures = 0, steps = 0;
   for (uint32_t seed = 0; seed < 300; ++seed) {
     std::mt19937 random(seed * 1000 + static_cast<uint32_t>(GetParam()));
     const auto pick = [&](int64_t low, int64_t high) {
@@ -205,6 +219,7 @@ TEST_P(RandomSchedules, LoseNoTokenAndNoPage) {
       if (!ids.empty() && random() % 60 == 0) {
         driver.Cancel(ids[random() % ids.size()]);
       }
+      if (!ids.empty() && random() % 200 == 0) driver.Break(ids[random() % ids.size()]);
       if (!driver.Step() && std::ssize(ids) == requests) break;
       if (HasFailure()) break;
     }
@@ -212,6 +227,7 @@ TEST_P(RandomSchedules, LoseNoTokenAndNoPage) {
     const SchedulerCounts counts = driver.scheduler().Counts();
     preemptions += counts.preemptions;
     hits += counts.cache_hit_tokens;
+    failures += driver.failures();
     steps += driver.steps();
     driver.ExpectNothingLeft();
     ASSERT_FALSE(HasFailure()) << "seed " << seed << ", after " << driver.last_plan();
@@ -219,6 +235,7 @@ TEST_P(RandomSchedules, LoseNoTokenAndNoPage) {
   EXPECT_GT(preemptions, 20);
   EXPECT_GT(hits, 50 * 256);
   EXPECT_GT(forks, 50);
+  EXPECT_GT(failures, 20);
   RecordProperty("steps", std::to_string(steps));
 }
 
