@@ -13,6 +13,7 @@
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -94,7 +95,9 @@ class OpenAiApi {
   std::unique_ptr<const FieldTable> fields_;
 };
 
-// /openapi.json: OpenAPI 3.1 of every route of the server, from the table that checks the bodies.
-std::string OpenApiDocument(const ApiOptions& options, int overload_status = 429);
+// /openapi.json: OpenAPI 3.1 of every route of a server of these models, from the table that checks
+// the bodies.
+std::string OpenApiDocument(const ApiOptions& options, std::span<const std::string> served_names,
+                            int overload_status = 429);
 
 }  // namespace halfbyte

@@ -310,7 +310,8 @@ void CollectReferences(const Value& value, std::set<std::string>& found) {
 }
 
 TEST(OpenApiDocument, DescribesEveryRouteWithoutLooseEnds) {
-  const Value document = Value::parse(OpenApiDocument({.max_n = 5}));
+  const std::vector<std::string> names = {"tiny", "org/tiny"};
+  const Value document = Value::parse(OpenApiDocument({.max_n = 5}, names));
   EXPECT_EQ(document["openapi"], "3.1.0");
   std::set<std::string> references;
   CollectReferences(document, references);
@@ -322,6 +323,7 @@ TEST(OpenApiDocument, DescribesEveryRouteWithoutLooseEnds) {
   const Value& fields = document["components"]["schemas"]["ChatRequest"]["properties"];
   EXPECT_EQ(fields["n"]["maximum"], 5);
   EXPECT_EQ(fields["n"]["type"], Value({"integer", "null"}));
+  EXPECT_EQ(fields["model"]["enum"], Value({nullptr, "tiny", "org/tiny"}));
   EXPECT_EQ(document["components"]["schemas"]["ChatRequest"]["required"], Value({"messages"}));
   for (const auto& [path, item] : document["paths"].items()) {
     for (const auto& [method, operation] : item.items()) {

@@ -58,48 +58,44 @@ inline constexpr std::string_view kAnswerSchemas = R"json({
       "reasoning_content": {"type": "array",
                             "items": {"$ref": "#/components/schemas/TokenLogprob"}},
       "refusal": {"type": "null"}}},
-  "Completion": {
+  "Answer": {
     "type": "object",
     "required": ["id", "object", "created", "model", "system_fingerprint", "choices", "usage"],
     "properties": {
-      "id": {"type": "string"}, "object": {"const": "text_completion"},
-      "created": {"type": "integer"}, "model": {"type": "string"},
-      "system_fingerprint": {"type": "string"},
-      "choices": {"type": "array", "minItems": 1, "items": {
-        "type": "object",
-        "required": ["index", "text", "logprobs", "finish_reason", "stop_reason"],
-        "properties": {
-          "index": {"type": "integer", "minimum": 0}, "text": {"type": "string"},
-          "logprobs": {"$ref": "#/components/schemas/CompletionLogprobs"},
-          "finish_reason": {"enum": ["stop", "length"]},
-          "stop_reason": {"$ref": "#/components/schemas/StopReason"},
-          "prompt_token_ids": {"$ref": "#/components/schemas/TokenIds"},
-          "token_ids": {"$ref": "#/components/schemas/TokenIds"}}}},
+      "id": {"type": "string"}, "created": {"type": "integer"}, "model": {"type": "string"},
+      "system_fingerprint": {"type": "string"}, "choices": {"type": "array", "minItems": 1},
       "usage": {"$ref": "#/components/schemas/Usage"}}},
-  "ChatCompletion": {
-    "type": "object",
-    "required": ["id", "object", "created", "model", "system_fingerprint", "choices", "usage"],
+  "Choice": {
+    "type": "object", "required": ["index", "logprobs", "finish_reason", "stop_reason"],
     "properties": {
-      "id": {"type": "string"}, "object": {"const": "chat.completion"},
-      "created": {"type": "integer"}, "model": {"type": "string"},
-      "system_fingerprint": {"type": "string"},
-      "choices": {"type": "array", "minItems": 1, "items": {
-        "type": "object",
-        "required": ["index", "message", "logprobs", "finish_reason", "stop_reason"],
+      "index": {"type": "integer", "minimum": 0},
+      "finish_reason": {"enum": ["stop", "length"]},
+      "stop_reason": {"$ref": "#/components/schemas/StopReason"},
+      "prompt_token_ids": {"$ref": "#/components/schemas/TokenIds"},
+      "token_ids": {"$ref": "#/components/schemas/TokenIds"}}},
+  "Completion": {
+    "allOf": [{"$ref": "#/components/schemas/Answer"}],
+    "properties": {
+      "object": {"const": "text_completion"},
+      "choices": {"items": {
+        "allOf": [{"$ref": "#/components/schemas/Choice"}], "required": ["text"],
         "properties": {
-          "index": {"type": "integer", "minimum": 0},
+          "text": {"type": "string"},
+          "logprobs": {"$ref": "#/components/schemas/CompletionLogprobs"}}}}}},
+  "ChatCompletion": {
+    "allOf": [{"$ref": "#/components/schemas/Answer"}],
+    "properties": {
+      "object": {"const": "chat.completion"},
+      "choices": {"items": {
+        "allOf": [{"$ref": "#/components/schemas/Choice"}], "required": ["message"],
+        "properties": {
           "message": {
             "type": "object", "required": ["role", "content", "refusal"],
             "properties": {
               "role": {"const": "assistant"}, "content": {"type": "string"},
               "reasoning_content": {"type": ["string", "null"]},
               "reasoning": {"type": ["string", "null"]}, "refusal": {"type": "null"}}},
-          "logprobs": {"$ref": "#/components/schemas/ChatLogprobs"},
-          "finish_reason": {"enum": ["stop", "length"]},
-          "stop_reason": {"$ref": "#/components/schemas/StopReason"},
-          "prompt_token_ids": {"$ref": "#/components/schemas/TokenIds"},
-          "token_ids": {"$ref": "#/components/schemas/TokenIds"}}}},
-      "usage": {"$ref": "#/components/schemas/Usage"}}},
+          "logprobs": {"$ref": "#/components/schemas/ChatLogprobs"}}}}}},
   "Tokens": {
     "type": "object", "required": ["count", "max_model_len", "tokens"],
     "properties": {

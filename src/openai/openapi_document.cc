@@ -84,13 +84,24 @@ Document Either(std::string_view first, std::string_view second) {
   return {{"anyOf", {Reference(first), Reference(second)}}};
 }
 
-Document Schemas(const FieldTable& table) {
+// Which models there are is no matter of form: another one is a 404. But who writes requests from
+// the document wants to be served.
+void NameModels(Document& schema, std::span<const std::string> served_names) {
+  Document& names = schema["properties"]["model"]["enum"] = Document::array({nullptr});
+  for (const std::string& name : served_names) names.push_back(name);
+}
+
+Document Schemas(const FieldTable& table, std::span<const std::string> served_names) {
   Document schemas = Document::parse(kAnswerSchemas);
   schemas["CompletionRequest"] = SchemaOf(table.completions());
   schemas["ChatRequest"] = SchemaOf(table.chat());
   schemas["TokenizeText"] = SchemaOf(table.tokenize_text());
   schemas["TokenizeChat"] = SchemaOf(table.tokenize_chat());
   schemas["DetokenizeRequest"] = SchemaOf(table.detokenize());
+  for (const char* request :
+       {"CompletionRequest", "ChatRequest", "TokenizeText", "TokenizeChat", "DetokenizeRequest"}) {
+    NameModels(schemas[request], served_names);
+  }
   return schemas;
 }
 
@@ -130,7 +141,8 @@ Document Paths(int overload_status) {
 
 }  // namespace
 
-std::string OpenApiDocument(const ApiOptions& options, int overload_status) {
+std::string OpenApiDocument(const ApiOptions& options, std::span<const std::string> served_names,
+                            int overload_status) {
   const FieldTable table(options);
   Document document = {
       {"openapi", "3.1.0"},
@@ -142,7 +154,7 @@ std::string OpenApiDocument(const ApiOptions& options, int overload_status) {
          "that no schema here has are dropped and named in x-halfbyte-ignored."}}},
       {"paths", Paths(overload_status)},
       {"components",
-       {{"schemas", Schemas(table)},
+       {{"schemas", Schemas(table, served_names)},
         {"securitySchemes", {{"key", {{"type", "http"}, {"scheme", "bearer"}}}}}}},
       {"security", {{{"key", Document::array()}}, Document::object()}},
   };

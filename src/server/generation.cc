@@ -15,6 +15,9 @@
 namespace halfbyte {
 namespace {
 
+// Bytes of events whose JSON an IO thread writes in a fraction of a millisecond.
+constexpr int64_t kMostToWriteHere = 64 << 10;
+
 // What the engine has taken.
 struct Submitted {
   std::vector<RequestId> ids;
@@ -125,10 +128,12 @@ class Job {
 class GenerationReply : public HttpReply {
  public:
   GenerationReply(const GenerationContext& context, std::shared_ptr<Handover> handover,
-                  std::shared_ptr<Mailbox> mailbox, bool tell_times)
+                  std::shared_ptr<Mailbox> mailbox, WorkPool& pool, Wake wake, bool tell_times)
       : context_(context),
         handover_(std::move(handover)),
         mailbox_(std::move(mailbox)),
+        pool_(pool),
+        wake_(std::move(wake)),
         tell_times_(tell_times) {}
 
   ~GenerationReply() override {
@@ -137,6 +142,7 @@ class GenerationReply : public HttpReply {
   }
 
   Output Poll() override {
+    if (written_ != nullptr) return written_->Poll();
     if (!running_ && !TakeResult(/*abandon=*/false)) return {};
     if (refused_) return Whole(*std::exchange(refused_, std::nullopt));
     std::vector<OutputEvent> events = mailbox_->Take();
@@ -186,11 +192,27 @@ class GenerationReply : public HttpReply {
   }
 
   Output PollWhole(std::vector<OutputEvent> events) {
+    for (const OutputEvent& event : events) bytes_ += event.bytes();
     Answer& answer = running_->answer;
     answer.Add(std::move(events));
     if (!answer.finished()) return {};
     if (answer.error()) return Whole(ErrorResponse(*answer.error()));
-    return Whole(JsonResponse(200, answer.Body()));
+    return Finished();
+  }
+
+  // The body of a complete answer. A long one is written on the pool, perhaps while nobody waits
+  // for it any more.
+  Output Finished() {
+    const auto kept = std::make_shared<const Submitted>(*std::exchange(running_, std::nullopt));
+    const auto write = [kept] {
+      HttpResponse response = JsonResponse(200, kept->answer.Body());
+      for (const auto& [name, value] : kept->notes) response.head.fields.Add(name, value);
+      return response;
+    };
+    if (bytes_ > kMostToWriteHere) written_ = AnswerOnPool(pool_, write, wake_);
+    if (written_ != nullptr) return {};
+    HttpResponse response = write();
+    return {.head = std::move(response.head), .bytes = std::move(response.body), .done = true};
   }
 
   Output Whole(HttpResponse response) {
@@ -245,8 +267,12 @@ class GenerationReply : public HttpReply {
   const GenerationContext& context_;
   const std::shared_ptr<Handover> handover_;
   const std::shared_ptr<Mailbox> mailbox_;
+  WorkPool& pool_;
+  const Wake wake_;
   const bool tell_times_;
   std::optional<Submitted> running_;
+  int64_t bytes_ = 0;                   // of the events of a whole answer
+  std::unique_ptr<HttpReply> written_;  // its body, on the pool
   std::optional<HttpResponse> refused_;
   bool head_sent_ = false;
   EngineClock::time_point last_sent_;
@@ -291,7 +317,8 @@ std::unique_ptr<HttpReply> Generate(const GenerationContext& context, WorkPool& 
     context.metrics.CountRejection(error.code);
     return ReplyWith(ErrorResponse(error));
   }
-  return std::make_unique<GenerationReply>(context, handover, mailbox, tell_times);
+  return std::make_unique<GenerationReply>(context, handover, mailbox, pool, std::move(wake),
+                                           tell_times);
 }
 
 ApiError PoolIsFull(int overload_status) {

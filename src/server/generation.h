@@ -3,7 +3,7 @@
 //   IO thread   GenerationReply::Create posts the body to the pool
 //   pool        parse, tokenise, submit to the engine
 //   engine      events into the mailbox, which wakes the connection
-//   IO thread   Poll: events -> chunks, or one body
+//   IO thread   Poll: events -> chunks, or one body (a long one: on the pool)
 //
 // The reply's death before its end cancels what runs for it, at whatever stage.
 #pragma once

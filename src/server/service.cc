@@ -133,7 +133,7 @@ class Service::TrackedReply : public HttpReply {
 Service::Service(ServiceOptions options, ModelInfo announced, std::unique_ptr<ApiKeys> keys)
     : options_(std::move(options)),
       announced_(std::move(announced)),
-      openapi_(OpenApiDocument(options_.api, options_.overload_status)),
+      openapi_(OpenApiDocument(options_.api, announced_.served_names, options_.overload_status)),
       keys_(std::move(keys)),
       metrics_(options_.metrics_prefix, announced_.served_names.front()),
       // More than the engine takes would be read in vain.
@@ -317,15 +317,15 @@ std::unique_ptr<HttpReply> Service::Dispatch(const RouteMatch& match, HttpReques
 
 std::unique_ptr<HttpReply> Service::OnPool(RouteId route, HttpRequest request, Wake wake) {
   const OpenAiApi& api = running_.load()->api;
-  const auto body = std::make_shared<const std::string>(std::move(request.body));
-  const auto work = [&api, route, body] {
+  const auto shared = std::make_shared<const HttpRequest>(std::move(request));
+  const auto work = [&api, route, shared] {
     switch (route) {
       case RouteId::kTokenize:
-        return OfPool(api.Tokenize(*body));
+        return OfPool(api.Tokenize(shared->body));
       case RouteId::kDetokenize:
-        return OfPool(api.Detokenize(*body));
+        return OfPool(api.Detokenize(shared->body));
       default:
-        return OfPool(api.Render(*body));
+        return OfPool(api.Render(shared->body));
     }
   };
   auto reply = AnswerOnPool(*pool_, work, std::move(wake));
@@ -368,7 +368,10 @@ HttpResponse Service::Answer(const HttpFault& fault, const HttpRequest& request)
   metrics_.CountAnswer(kNoRoute, KnownMethod(request.method), fault.status, 0);
   spdlog::debug("request id={} refused with status={}: {}", request.id, fault.status,
                 fault.message);
-  return ErrorResponse({.status = fault.status, .code = fault.code, .message = fault.message});
+  return ErrorResponse({.status = fault.status,
+                        .code = fault.code,
+                        .message = fault.message,
+                        .retry_after_seconds = fault.status == 503 ? 1 : 0});
 }
 
 }  // namespace halfbyte

@@ -117,6 +117,33 @@ TEST(Service, StreamsTheTextOfTheWholeAnswer) {
   EXPECT_EQ(TextOfStream(stream.body()), body["choices"][0]["text"].get<std::string>());
 }
 
+TEST(Service, LongAnswersAreWrittenElsewhereAndSayTheSame) {
+  const auto service = Started();
+  const auto ask = [&](int logprobs) {
+    Json body = Json::parse(Ask(1200));
+    if (logprobs > 0) body["logprobs"] = logprobs;
+    body["sparkle"] = 1;
+    return Post(kCompletions, body.dump());
+  };
+  Exchange brief(*service, ask(0)), full(*service, ask(20));
+  ASSERT_TRUE(brief.Run() && full.Run());
+  EXPECT_LT(brief.body().size(), 10'000u);
+  EXPECT_GT(full.body().size(), 300'000u);
+  for (const Exchange* each : {&brief, &full}) {
+    EXPECT_EQ(each->status(), 200);
+    EXPECT_EQ(each->field("x-halfbyte-ignored"), "sparkle");
+  }
+  const Json choice = Json::parse(full.body())["choices"][0];
+  EXPECT_EQ(choice["text"], Json::parse(brief.body())["choices"][0]["text"]);
+  EXPECT_EQ(choice["logprobs"]["tokens"].size(), 1200u);
+  for (int i = 0; i < 5; ++i) {  // whoever leaves meanwhile
+    Exchange leaves(*service, ask(20));
+    leaves.RunUntil([&] { return service->Statistics()->unfinished_requests == 0; });
+    leaves.Leave();
+  }
+  EXPECT_TRUE(WaitForIdle(*service));
+}
+
 TEST(Service, NamesIgnoredFieldsAndTheThinkingUsed) {
   const auto service = Started();
   Exchange chat(*service, Post(kChat, R"({"messages": [{"role": "user", "content": "a"}],
