@@ -20,6 +20,7 @@ struct BenchMoeFlags {
   std::vector<int64_t> tokens;
   std::vector<std::string> arithmetic = {"w4a16"};
   std::string device = "cpu";
+  std::string routing;
   int threads = AvailableProcessors();
   bool json = false;
   bool explain = false;
@@ -46,6 +47,11 @@ std::string CheckArithmetic(const std::string& name) {
   return fmt::format("{} is not known; choose from ref, w4a16, w4a4 and w4a8", name);
 }
 
+std::string CheckRouting(const std::string& text) {
+  const auto routing = ParseBenchRouting(text);
+  return routing ? "" : routing.error().message;
+}
+
 std::string CheckDevice(const std::string& name) {
   if (name == "cpu" || (name == "cuda" && kHasCuda)) return "";
   if (name == "cuda") return "cuda is not part of this build (cmake --preset cuda, docs/cuda.md)";
@@ -59,6 +65,9 @@ Result<ExitCode> RunBenchMoe(const BenchMoeFlags& flags, Communicator& ranks) {
     options.arithmetic.push_back(*ArithmeticFromName(name));
   }
   const bool cuda = flags.device == "cuda";
+  const std::string routing = cuda ? "uniform" : "rotating";
+  HB_ASSIGN_OR_RETURN(options.routing,
+                      ParseBenchRouting(flags.routing.empty() ? routing : flags.routing));
   if (flags.explain) {
     if (!cuda) return MakeError("--explain tells about the kernels of --device cuda");
     fmt::print("{}", ExplainMoeOnGpu(shape, flags.tokens));
@@ -93,6 +102,10 @@ void AddBenchMoe(CLI::App& bench) {
   command->add_option("--device", flags->device, "cpu or cuda")
       ->capture_default_str()
       ->check(CheckDevice);
+  command
+      ->add_option("--routing", flags->routing,
+                   "rotating (default on the cpu), uniform (on cuda) or dirichlet:A, such as 0.5")
+      ->check(CheckRouting);
   command->add_option("--arithmetic", flags->arithmetic, "One or several of ref, w4a16, w4a4, w4a8")
       ->delimiter(',')
       ->capture_default_str()

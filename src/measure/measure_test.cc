@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "comm/in_process_ranks.h"
+#include "measure/bench_routing.h"
 #include "measure/machine_limits.h"
 #include "measure/moe_bench.h"
 #include "measure/peak_loops.h"
@@ -73,6 +74,52 @@ TEST(RotatingRouting, EveryTokenGetsTheExpertsThatRestedLongest) {
                   .size(),
               8u);
   }
+}
+
+TEST(BenchRouting, KnowsItsNamesAndRefusesOthers) {
+  for (const std::string name : {"rotating", "uniform", "dirichlet:0.5", "dirichlet:3"}) {
+    const auto routing = ParseBenchRouting(name);
+    ASSERT_TRUE(routing) << name;
+    EXPECT_EQ(routing->name(), name);
+  }
+  for (const char* const name :
+       {"", "even", "dirichlet", "dirichlet:", "dirichlet:0", "dirichlet:1x", "dirichlet:nan",
+        "dirichlet:-1", "dirichlet:1000", "uniform:2"}) {
+    const auto routing = ParseBenchRouting(name);
+    ASSERT_FALSE(routing) << name;
+    EXPECT_NE(routing.error().message.find("neither rotating"), std::string::npos);
+  }
+}
+
+// Slots of the busiest expert, when 200 tokens choose 4 of 64 experts (12.5 each on average).
+int64_t BusiestExpert(const std::string& routing) {
+  constexpr MoeShape kShape = {.hidden = 16, .intermediate = 16, .experts = 64, .top_k = 4};
+  RoutingSource source(kShape, *ParseBenchRouting(routing));
+  std::vector<float> logits(200 * 64), weights(200 * 4);
+  std::vector<int32_t> ids(weights.size());
+  const MatrixView<float> view{logits.data(), 200, 64};
+  source.TakeLogits(view);
+  ThreadPool pool(1);
+  Route(Context(pool), {.experts = 64, .top_k = 4}, view, {},
+        {{ids.data(), 200, 4}, {weights.data(), 200, 4}});
+  std::vector<int64_t> slots(64);
+  for (size_t t = 0; t < 200; ++t) {
+    EXPECT_EQ(std::set<int32_t>(&ids[4 * t], &ids[4 * t] + 4).size(), 4u);
+    for (size_t j = 0; j < 4; ++j) ++slots[static_cast<size_t>(ids[4 * t + j])];
+  }
+  for (const float weight : weights) EXPECT_TRUE(weight >= 0 && weight <= 1);
+  return *std::max_element(slots.begin(), slots.end());
+}
+
+TEST(BenchRouting, DirichletIsTheMoreSkewedTheSmallerItsNumber) {
+  EXPECT_EQ(BusiestExpert("rotating"), 13);
+  const int64_t uniform = BusiestExpert("uniform"), even = BusiestExpert("dirichlet:100"),
+                half = BusiestExpert("dirichlet:0.5"), few = BusiestExpert("dirichlet:0.02");
+  EXPECT_LT(uniform, 30);
+  EXPECT_LT(even, 35);
+  EXPECT_GT(half, 40);
+  EXPECT_LT(half, 180);
+  EXPECT_GT(few, 180);  // nearly every token
 }
 
 TEST(SyntheticExperts, AreQuantizedWeightsInMemoryOfTheirOwn) {
@@ -201,6 +248,7 @@ TEST(MoeBench, JsonHoldsWhatOthersReadFromIt) {
   EXPECT_EQ(json["limits"]["read_gb_per_s"], 50);
   EXPECT_EQ(json["limits"]["int8_gops"], 900);
   EXPECT_EQ(json["limits"]["bf16_gflops"], 450);
+  EXPECT_EQ(json["routing"], "rotating");
   const Json& row = json["rows"][0];
   EXPECT_EQ(row["tokens"], 1);
   EXPECT_EQ(row["arithmetic"], "w4a4");

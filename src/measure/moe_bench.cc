@@ -17,7 +17,6 @@
 #include "kernels/quantize_nvfp4/quantize_nvfp4.h"
 #include "measure/machine_limits.h"
 #include "measure/peak_loops.h"
-#include "measure/rotating_routing.h"
 #include "measure/synthetic_experts.h"
 #include "moe/expert_exchange.h"
 #include "moe/expert_placement.h"
@@ -112,7 +111,7 @@ class Bench {
         ranks_(ranks),
         placement_(*ExpertPlacement::Balanced(static_cast<int32_t>(options.shape.experts),
                                               ranks.size(), ranks.rank())),
-        routing_(options.shape),
+        routing_(options.shape, options.routing),
         workspace_(MoeBenchLimits(options, ranks.size())) {
     const auto tokens = static_cast<size_t>(workspace_.limits.tokens);
     const auto hidden = static_cast<size_t>(options.shape.hidden);
@@ -147,7 +146,7 @@ class Bench {
   const MoeBenchOptions& options_;
   Communicator& ranks_;
   const ExpertPlacement placement_;
-  RotatingRouting routing_;
+  RoutingSource routing_;
   MoeWorkspace workspace_;
   std::optional<ExpertExchange> exchange_;          // with several ranks
   std::vector<float> hidden_;                       // [tokens, hidden], bf16 values
@@ -225,7 +224,7 @@ Result<double> Bench::ReadRate(const Subject& subject, int64_t bytes) {
   std::vector<int64_t> taken(static_cast<size_t>(ranks_.size()));
   std::vector<MemorySpan> memory;
   while (*std::min_element(taken.begin(), taken.end()) < count) {
-    const int32_t expert = routing_.Take(1).front();
+    const int32_t expert = routing_.cycle().Take(1).front();
     const int32_t owner = placement_.owner(GlobalExpert{expert});
     if (++taken[static_cast<size_t>(owner)] > count || owner != ranks_.rank()) continue;
     memory.push_back(subject.memory(*placement_.ToLocal(expert)));
@@ -245,6 +244,7 @@ Result<MoeBenchRow> Bench::MeasureRow(Subject& subject, int64_t tokens) {
   // Pages in, caches warm.
   HB_ASSIGN_OR_RETURN(const Step first, RunStep(layer, tokens));
   double spent = first.seconds.layer;
+  int64_t weight_bytes = 0;
   std::vector<double> route, layer_seconds, reads, shares;
   while (row.steps < kMinSteps || (row.steps < kMaxSteps && spent < options_.seconds_per_row)) {
     HB_ASSIGN_OR_RETURN(const Step step, RunStep(layer, tokens));
@@ -254,12 +254,13 @@ Result<MoeBenchRow> Bench::MeasureRow(Subject& subject, int64_t tokens) {
     layer_seconds.push_back(step.seconds.layer);
     reads.push_back(rate);
     shares.push_back(bytes / step.seconds.layer / rate);
-    row.weight_bytes = step.weight_bytes;
+    weight_bytes += step.weight_bytes;
     row.flops = step.flops;
     ++row.steps;
     spent += step.seconds.route + step.seconds.layer + bytes / rate;
     if (first.seconds.layer > options_.seconds_per_row) break;  // too slow to repeat
   }
+  row.weight_bytes = weight_bytes / row.steps;
   row.route_us = Median(route) * 1e6;
   row.layer_us = Median(layer_seconds) * 1e6;
   row.read_bytes_per_second = Median(reads);
@@ -313,6 +314,7 @@ Result<MoeBenchReport> BenchMoe(const Context& context, const MoeBenchOptions& o
   HB_RETURN_IF_ERROR(ranks.Barrier());  // all have looked before one takes memory
   Bench bench(context, options, ranks);
   MoeBenchReport report{.shape = options.shape,
+                        .routing = options.routing,
                         .ranks = ranks.size(),
                         .threads = context.pool().threads(),
                         .cpu = CpuModelName(),

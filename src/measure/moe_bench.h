@@ -1,7 +1,7 @@
 // Speed of one MoE layer's routed experts on this machine, beside the limits of the machine at the
-// same time. Every step routes to the experts that have rested longest (rotating_routing.h), so
-// weights come from memory as they do in a model of many layers, and is followed by a pass that
-// only reads as many bytes of the same memory.
+// same time. Steps route as bench_routing.h says: unless told otherwise to the experts that have
+// rested longest, so weights come from memory as they do in a model of many layers. Each is
+// followed by a pass that only reads as many bytes of the same memory.
 //
 // With several ranks (docs/ranks.md) each holds a part of the experts, and a step ends when every
 // rank has the sum over all. A time is that of the slowest rank; rates are sums over ranks.
@@ -16,6 +16,7 @@
 #include "base/result.h"
 #include "comm/communicator.h"
 #include "device/context.h"
+#include "measure/bench_routing.h"
 #include "measure/moe_shape.h"
 #include "moe/moe_layer.h"
 #include "moe/moe_workspace.h"
@@ -26,7 +27,8 @@ struct MoeBenchOptions {
   MoeShape shape;
   std::vector<int64_t> tokens;         // a row of the report for each ...
   std::vector<Arithmetic> arithmetic;  // ... and each of these
-  double seconds_per_row = 2;          // of measuring; at least three steps are measured
+  BenchRouting routing;
+  double seconds_per_row = 2;  // of measuring; at least three steps are measured
 };
 
 // Medians over steps, in microseconds where the name says so.
@@ -41,7 +43,7 @@ struct MoeBenchRow {
   double plan_us = 0;
   double gate_up_us = 0;             // with gathering the rows and the activation function
   double down_us = 0;                // with requantizing h and combining
-  int64_t weight_bytes = 0;          // of the experts that a step touches, as stored
+  int64_t weight_bytes = 0;          // of the experts that a step touches, as stored; the mean
   int64_t flops = 0;                 // of a step; a multiply-add is two
   double read_bytes_per_second = 0;  // of the passes between the row's steps
   double steady_us = 0;              // the layer under continuous load; GPUs only, else 0
@@ -50,6 +52,7 @@ struct MoeBenchRow {
 
 struct MoeBenchReport {
   MoeShape shape;
+  BenchRouting routing;
   int ranks = 1;
   int threads = 0;  // of each rank
   std::string cpu;

@@ -16,8 +16,9 @@ int64_t MostExperts(const MoeBenchOptions& options, int ranks) {
 
 std::string DescribeWork(const MoeBenchOptions& options) {
   const MoeShape& shape = options.shape;
-  std::string text = fmt::format("{},{},{},{} {}", shape.hidden, shape.intermediate, shape.experts,
-                                 shape.top_k, options.seconds_per_row);
+  std::string text =
+      fmt::format("{},{},{},{} {} {}", shape.hidden, shape.intermediate, shape.experts, shape.top_k,
+                  options.routing.name(), options.seconds_per_row);
   for (const int64_t tokens : options.tokens) text += fmt::format(" {}", tokens);
   for (const Arithmetic a : options.arithmetic) text += fmt::format(" {}", ArithmeticName(a));
   return text;

@@ -49,6 +49,7 @@ Json MoeBenchJson(const MoeBenchReport& report) {
             {"intermediate", report.shape.intermediate},
             {"experts", report.shape.experts},
             {"top_k", report.shape.top_k}}},
+          {"routing", report.routing.name()},
           {"memory_bytes", report.memory_bytes},
           {"limits",
            {{"read_gb_per_s", Giga(report.read_bytes_per_second)},
@@ -79,13 +80,14 @@ std::string MoeBenchText(const MoeBenchReport& report) {
   const MoeShape& shape = report.shape;
   std::string text = fmt::format(
       "{}, {}{} threads, {}\n"
-      "hidden {}, intermediate {}, {} experts, {} per token; {} of memory\n"
+      "hidden {}, intermediate {}, {} experts, {} per token, {} routing; {} of memory\n"
       "limits: read {:.1f} GB/s{}{}{}\n"
       "packed at {:.2f} GB/s\n\n"
       "{:>10} {:>7} {:>11} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>7} {:>8}  kernel\n",
       report.cpu, report.ranks == 1 ? "" : fmt::format("{} ranks of ", report.ranks),
       report.threads, report.instruction_set, shape.hidden, shape.intermediate, shape.experts,
-      shape.top_k, HumanQuantity(static_cast<double>(report.memory_bytes), "B"),
+      shape.top_k, report.routing.name(),
+      HumanQuantity(static_cast<double>(report.memory_bytes), "B"),
       Giga(report.read_bytes_per_second),
       LimitText("int8", report.int8_ops, "GOP/s", report.int8_instruction),
       LimitText("bf16", report.bf16_flops, "GFLOP/s", report.bf16_instruction),

@@ -382,6 +382,8 @@ CASES = [
                 "w3 is not known; .*w4a8"),
                (["moe", "--shape", "64,32,8,2", "--tokens", "1", "--device", "cuda"],
                 "cuda is not part of this build.*docs/cuda.md"),
+               (["moe", "--shape", "64,32,8,2", "--tokens", "1", "--routing", "dirichlet:0"],
+                "--routing.*neither rotating, uniform nor dirichlet:A"),
                (["serve"], "^halfbyte bench serve: .*model.*--url"),
                (["serve", "{model}", "--url", "http://127.0.0.1:1"], "model.*--url"),
                (["serve", "{model}", "--concurrency", "8,0"], "--concurrency"),

@@ -48,14 +48,6 @@ double Median(std::vector<double> values) {
   return *middle;
 }
 
-// Logits of `tokens` rows from which the router takes top_k random experts each.
-std::vector<float> RandomLogits(int64_t tokens, int64_t experts, std::mt19937& random) {
-  std::uniform_real_distribution<float> uniform(-1, 1);
-  std::vector<float> logits(static_cast<size_t>(tokens * experts));
-  for (float& x : logits) x = uniform(random);
-  return logits;
-}
-
 // One step's buffers, and its graphs.
 struct Step {
   DeviceBuffer logits, ids, weights;
@@ -77,6 +69,8 @@ class GpuBench {
   const CudaDevice& device() const { return device_; }
 
  private:
+  explicit GpuBench(const MoeBenchOptions& options)
+      : options_(options), routing_(options.shape, options.routing) {}
   Result<Step> MakeStep(const CudaMoeLayer& layer, int64_t tokens);
   Result<double> RunSeconds(std::span<const Step> steps, CudaGraph Step::*graph) const;
   Result<double> MedianRun(const std::vector<Step>& steps, CudaGraph Step::*graph) const;
@@ -90,15 +84,15 @@ class GpuBench {
   CudaEvent marks_[5];
   CudaMoeWorkspace workspace_;
   DeviceBuffer hidden_, out_, read_;
+  DeviceBuffer counters_;  // as they always count in a server
   std::optional<CudaBf16Product> product_;
   std::string no_product_;  // why there is none
-  std::mt19937 random_{11};
+  RoutingSource routing_;
   std::vector<double> reads_, flops_;
 };
 
 Result<GpuBench> GpuBench::Create(const MoeBenchOptions& options) {
-  GpuBench bench;
-  bench.options_ = options;
+  GpuBench bench(options);
   const MoeLimits limits = MoeBenchLimits(options, 1);
   HB_ASSIGN_OR_RETURN(bench.device_, CudaDevice::Open());
   HB_ASSIGN_OR_RETURN(bench.stream_, CudaStream::Create());
@@ -110,10 +104,13 @@ Result<GpuBench> GpuBench::Create(const MoeBenchOptions& options) {
   HB_ASSIGN_OR_RETURN(bench.workspace_, CudaMoeWorkspace::Create(limits));
   std::normal_distribution<float> normal;
   std::vector<Bf16> hidden(static_cast<size_t>(limits.tokens * limits.hidden));
-  for (Bf16& x : hidden) x = ToBf16(normal(bench.random_));
+  std::mt19937 random(11);
+  for (Bf16& x : hidden) x = ToBf16(normal(random));
   const int64_t bytes = std::ssize(hidden) * int64_t{sizeof(Bf16)};
   HB_ASSIGN_OR_RETURN(bench.hidden_, DeviceBuffer::Upload(hidden.data(), bytes, "hidden rows"));
   HB_ASSIGN_OR_RETURN(bench.out_, DeviceBuffer::Allocate(bytes, "output rows"));
+  const CudaMoeCounters zeros;
+  HB_ASSIGN_OR_RETURN(bench.counters_, DeviceBuffer::Upload(&zeros, sizeof(zeros), "counters"));
   const int64_t l2 = bench.device_.l2_bytes;
   const int64_t read = std::clamp(options.shape.experts * options.shape.expert_bytes(), 8 * l2,
                                   std::max(8 * l2, kMaxReadBytes));
@@ -148,7 +145,8 @@ Result<Step> GpuBench::MakeStep(const CudaMoeLayer& layer, int64_t tokens) {
   const MoeShape& shape = options_.shape;
   const int64_t slots = tokens * shape.top_k;
   Step step;
-  const std::vector<float> logits = RandomLogits(tokens, shape.experts, random_);
+  std::vector<float> logits(static_cast<size_t>(tokens * shape.experts));
+  routing_.TakeLogits({logits.data(), tokens, shape.experts});
   HB_ASSIGN_OR_RETURN(
       step.logits,
       DeviceBuffer::Upload(logits.data(), std::ssize(logits) * int64_t{sizeof(float)}, "logits"));
@@ -160,7 +158,8 @@ Result<Step> GpuBench::MakeStep(const CudaMoeLayer& layer, int64_t tokens) {
                .topk_weights = step.weights.as<float>(),
                .tokens = tokens,
                .top_k = shape.top_k,
-               .out = out_.data()};
+               .out = out_.data(),
+               .counters = counters_.as<CudaMoeCounters>()};
   HB_ASSIGN_OR_RETURN(step.route, CudaGraph::Capture(stream_, [&] {
                         return CudaStatus(
                             LaunchRouter({.experts = shape.experts, .top_k = shape.top_k},
@@ -290,6 +289,7 @@ Result<MoeBenchReport> BenchMoeOnGpu(const Context& context, const MoeBenchOptio
   HB_RETURN_IF_ERROR(CheckMoeBench(options, {}, AvailableMemoryBytes().value_or(INT64_MAX)));
   HB_ASSIGN_OR_RETURN(GpuBench bench, GpuBench::Create(options));
   MoeBenchReport report{.shape = options.shape,
+                        .routing = options.routing,
                         .threads = context.pool().threads(),
                         .cpu = bench.device().name,
                         .instruction_set = "sm_90a"};

@@ -1,9 +1,8 @@
 // moe_bench.h on a GPU: one layer's experts beside the limits of the GPU in the same process. The
 // same report, with these differences.
 //
-// A step is a replay of a captured graph. Each step has a routing of its own, uniform over the
-// experts as benchmarks of others have it, so weight_bytes is the mean over steps; the weights of
-// all experts are many times what the L2 cache holds. A time is that of a run of steps back to
+// A step is a replay of a captured graph. Each step has a routing of its own; the weights of all
+// experts are many times what the L2 cache holds. A time is that of a run of steps back to
 // back (4 to 16, about 20 ms), divided by their number: the median over 15 runs with pauses of five
 // times their length, in which the board cools down, and once more under continuous load
 // (steady_us), which the board's power limit slows. MoeBenchRow::steps counts the runs.
