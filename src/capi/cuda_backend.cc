@@ -100,6 +100,7 @@ class CudaBackend : public MoeBackend {
         weight_bytes_(weight_bytes) {}
 
   Status UploadRouting();
+  Status WarmUp() const;
   Status CheckPointers(const halfbyte_moe_run_arguments& run) const;
   Status CheckPointers(const halfbyte_moe_route_arguments& route) const;
 
@@ -123,7 +124,43 @@ Result<std::unique_ptr<MoeBackend>> CudaBackend::Create(const CudaDevice& device
   std::unique_ptr<CudaBackend> backend(
       new CudaBackend(device.ordinal, std::move(layer), std::move(parts.routing), weight_bytes));
   HB_RETURN_IF_ERROR(backend->UploadRouting());
+  HB_RETURN_IF_ERROR(backend->WarmUp());
   return backend;
+}
+
+// Kernels are loaded when they run for the first time: here, not in a caller's stream or capture.
+// Nobody has a row in these calls.
+Status CudaBackend::WarmUp() const {
+  constexpr int64_t kMostTokens = 64;
+  const int64_t top_k = routing_.params.top_k, width = params().hidden;
+  const MoeLimits limits{.tokens = kMostTokens,
+                         .top_k = top_k,
+                         .experts = placement().local_experts(),
+                         .hidden = width,
+                         .intermediate = params().intermediate};
+  const auto allocate = [](int64_t bytes) { return DeviceBuffer::Allocate(bytes, "warming up"); };
+  HB_ASSIGN_OR_RETURN(const CudaMoeWorkspace workspace, CudaMoeWorkspace::Create(limits));
+  HB_ASSIGN_OR_RETURN(const DeviceBuffer rows, allocate(2 * kMostTokens * width * 4));
+  HB_ASSIGN_OR_RETURN(const DeviceBuffer ids, allocate(kMostTokens * top_k * 4));
+  HB_ASSIGN_OR_RETURN(const DeviceBuffer weights, allocate(kMostTokens * top_k * 4));
+  HB_ASSIGN_OR_RETURN(const CudaStream stream, CudaStream::Create());
+  for (const DeviceBuffer* buffer : {&rows, &ids, &weights}) {
+    const auto bytes = static_cast<size_t>(buffer->bytes());
+    const int value = buffer == &ids ? 0xff : 0;  // -1: no expert
+    HB_RETURN_IF_ERROR(
+        CudaStatus(cudaMemsetAsync(buffer->data(), value, bytes, stream.get()), "warming up"));
+  }
+  for (const int64_t tokens : {int64_t{1}, kMostTokens}) {
+    HB_RETURN_IF_ERROR(layer_.Run(stream.get(),
+                                  {.hidden = rows.as<Bf16>(),
+                                   .topk_ids = ids.as<int32_t>(),
+                                   .topk_weights = weights.as<float>(),
+                                   .tokens = tokens,
+                                   .top_k = top_k,
+                                   .out = rows.data() + kMostTokens * width * 4},
+                                  workspace));
+  }
+  return stream.Synchronize();
 }
 
 Status CudaBackend::UploadRouting() {

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
 #include <vector>
 
 #include "moe/cuda/cuda_moe_test_layer.h"
@@ -39,6 +40,23 @@ TEST_F(CudaMoeLayerTest, AgreesWithTheCpuForEveryShape) {  // R56, R66
     for (const MoeParams& params : AllParams(layer)) Compare(layer, params, input);
     if (HasFailure()) return;
   }
+}
+
+// Small enough for a sanitizer (scripts/hopper_run.sh), with several blocks of K in either product.
+TEST_F(CudaMoeLayerTest, AgreesWithTheCpuInEveryVariant) {
+  const TestLayer layer({1040, 528, 2, 0, 2}, WeightFormat::kNvfp4, 20);
+  std::set<sm90::GemmVariant> seen;
+  for (const MoeParams& params : AllParams(layer)) {
+    const CudaMoeLayer on_gpu = Layer(layer, params);
+    for (const int64_t tokens : {1, 9, 20, 40, 100, 200}) {
+      TestShape shape = layer.shape;
+      shape.tokens = tokens;
+      const TestInput input(shape, static_cast<uint32_t>(tokens));
+      seen.insert(on_gpu.VariantFor(tokens, shape.top_k));
+      ExpectAgreement(Run(on_gpu, input), RunOnCpu(layer, params, input), params);
+    }
+  }
+  EXPECT_EQ(seen.size(), std::size(sm90::kGemmVariants));
 }
 
 TEST_F(CudaMoeLayerTest, AgreesWithTheCpuForAdversarialRoutings) {  // R37, R42, R45, R46, R89
