@@ -105,11 +105,12 @@ Result<RoutedLayerParts> RoutedLayerParts::Load(const WeightLoader& loader, int6
 }
 
 Result<RoutedLayer> RoutedLayer::Create(RoutedLayerParts parts, ThreadPool& pool) {
-  HB_ASSIGN_OR_RETURN(
-      MoeLayer moe,
-      MoeLayer::Create(parts.params, std::move(parts.placement), std::move(parts.experts),
-                       parts.name, {.pool = &pool, .release = std::move(parts.release)}));
-  return RoutedLayer{std::move(moe), std::move(parts.routing), std::move(parts.input_scales)};
+  const auto with_rule = [&](MoeLayer&& experts) {
+    return RoutedLayer{std::move(experts), std::move(parts.routing), std::move(parts.input_scales)};
+  };
+  return MoeLayer::Create(parts.params, std::move(parts.placement), std::move(parts.experts),
+                          parts.name, {.pool = &pool, .release = std::move(parts.release)})
+      .map(with_rule);
 }
 
 RouterCounters RoutingRule::Route(const Context& context, MatrixView<const float> logits,
