@@ -1,9 +1,10 @@
 """Draws the results of `halfbyte bench moe --json` beside the limits measured in the same run.
 
-    python3 bench/plot_moe.py RESULT.json PLOT.png      (needs matplotlib)
+    python3 bench/plot_moe.py RESULT.json... PLOT.png      (needs matplotlib)
 
 Left: bytes of weights per second as a share of the read passes between the steps. Right: GFLOP/s
-beside the peaks. Both over tokens per step.
+beside the peaks, on a GPU also under continuous load (thin). Both over tokens per step. Several
+results, of one shape and machine, are told apart by their routing; the limits are the first one's.
 """
 import json
 import sys
@@ -19,17 +20,29 @@ def rows_of(result, arithmetic):
                   key=lambda row: row["tokens"])
 
 
-def main(source, target):
-    with open(source, encoding="utf-8") as file:
-        result = json.load(file)
-    names = sorted({row["arithmetic"] for row in result["rows"]})
-    limits, shape = result["limits"], result["shape"]
+def draw(result, name, label, memory, work):
+    rows = rows_of(result, name)
+    tokens = [row["tokens"] for row in rows]
+    memory.plot(tokens, [100 * row["read_share"] for row in rows], marker="o", label=label)
+    (line,) = work.plot(tokens, [row["gflops"] for row in rows], marker="o", label=label)
+    if all(row.get("steady_us") for row in rows):
+        work.plot(tokens, [row["gflops"] * row["layer_us"] / row["steady_us"] for row in rows],
+                  color=line.get_color(), linewidth=0.8)
+
+
+def main(*arguments):
+    *sources, target = arguments
+    results = []
+    for source in sources:
+        with open(source, encoding="utf-8") as file:
+            results.append(json.load(file))
+    first = results[0]
+    limits, shape = first["limits"], first["shape"]
     figure, (memory, work) = plt.subplots(1, 2, figsize=(9, 3.6))
-    for name in names:
-        rows = rows_of(result, name)
-        tokens = [row["tokens"] for row in rows]
-        memory.plot(tokens, [100 * row["read_share"] for row in rows], marker="o", label=name)
-        work.plot(tokens, [row["gflops"] for row in rows], marker="o", label=name)
+    for result in results:
+        for name in sorted({row["arithmetic"] for row in result["rows"]}):
+            label = name if len(results) == 1 else f"{name}, {result['routing']}"
+            draw(result, name, label, memory, work)
     memory.axhline(100, color="gray", linestyle="--", label="reading only")
     memory.set_ylabel("weights read, % of the read test")
     for key, style in (("int8", ":"), ("bf16", "--"), ("fp32", "-.")):
@@ -46,7 +59,7 @@ def main(source, target):
         axes.legend(fontsize=7)
     figure.suptitle(
         f"MoE layer {shape['hidden']}/{shape['intermediate']}, {shape['experts']} experts, "
-        f"top-{shape['top_k']}: {result['cpu']}, {result['threads']} threads", fontsize=10)
+        f"top-{shape['top_k']}: {first['cpu']}, {first['threads']} threads", fontsize=10)
     figure.tight_layout()
     figure.savefig(target, dpi=90)
 

@@ -78,6 +78,15 @@ class InstalledLibrary(unittest.TestCase):
                 self.assertEqual(printed, run(self.cpp, MODEL, layer, arithmetic))
                 self.assertEqual(len(printed.splitlines()), 5)
 
+    def test_the_gpu_example_builds_and_says_what_the_library_lacks(self):
+        toolkit = pathlib.Path("/usr/local/cuda/bin/nvcc")
+        if shutil.which("nvcc") is None and not toolkit.exists():
+            self.skipTest("no CUDA toolkit")
+        program = build(SOURCE / "examples" / "moe_cuda", WORK / "moe_cuda")
+        done = subprocess.run([program, MODEL], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 1)
+        self.assertRegex(done.stderr, "^moe_cuda: (options.device: .* cmake --preset cuda|.*GPU)")
+
     def test_the_default_arithmetic_is_near_the_exact_one(self):
         exact = numbers(run(self.c, MODEL, 0, "ref"))
         for got, expected in zip(numbers(run(self.c, MODEL)), exact, strict=True):

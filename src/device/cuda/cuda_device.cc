@@ -7,6 +7,14 @@ Status CudaStatus(cudaError_t error, std::string_view what) {
   return MakeError("{}: {} ({})", what, cudaGetErrorString(error), cudaGetErrorName(error));
 }
 
+Status CheckComputeCapability(int ordinal, std::string_view name, int major, int minor) {
+  if (major == 9 && minor == 0) return {};
+  return MakeError(
+      "GPU {} is a {} of compute capability {}.{}, but the CUDA kernels are compiled for 9.0 only "
+      "(H100, H200)",
+      ordinal, name, major, minor);
+}
+
 Result<CudaDevice> CudaDevice::Find(int ordinal) {
   int count = 0;
   HB_RETURN_IF_ERROR(CudaStatus(cudaGetDeviceCount(&count), "no GPU can be used"));
@@ -16,12 +24,8 @@ Result<CudaDevice> CudaDevice::Find(int ordinal) {
   cudaDeviceProp properties;
   HB_RETURN_IF_ERROR(
       CudaStatus(cudaGetDeviceProperties(&properties, ordinal), "properties of the GPU"));
-  if (properties.major != 9 || properties.minor != 0) {
-    return MakeError(
-        "GPU {} is a {} of compute capability {}.{}, but the CUDA kernels are compiled for 9.0 "
-        "only (H100, H200)",
-        ordinal, properties.name, properties.major, properties.minor);
-  }
+  HB_RETURN_IF_ERROR(
+      CheckComputeCapability(ordinal, properties.name, properties.major, properties.minor));
   return CudaDevice{.ordinal = ordinal,
                     .name = properties.name,
                     .multiprocessors = properties.multiProcessorCount,

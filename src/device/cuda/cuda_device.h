@@ -15,6 +15,9 @@ namespace halfbyte {
 // Success, or "WHAT: CUDA's sentence (its name)".
 Status CudaStatus(cudaError_t error, std::string_view what);
 
+// Whether the kernels run on compute capability MAJOR.MINOR; the error names the GPU.
+Status CheckComputeCapability(int ordinal, std::string_view name, int major, int minor);
+
 struct CudaDevice {
   int ordinal = 0;
   std::string name;  // "NVIDIA H200"

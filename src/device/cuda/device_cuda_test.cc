@@ -17,6 +17,17 @@ TEST(CudaDevice, AnErrorSaysWhatFailedAndWhy) {
   EXPECT_EQ(failed.error().message, "copy: invalid argument (cudaErrorInvalidValue)");
 }
 
+TEST(CudaDevice, OtherArchitecturesAreRefusedWithTheirNumbers) {  // R132
+  EXPECT_TRUE(CheckComputeCapability(0, "NVIDIA H200", 9, 0).has_value());
+  const Status refused = CheckComputeCapability(2, "NVIDIA B200", 10, 0);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().message,
+            "GPU 2 is a NVIDIA B200 of compute capability 10.0, but the CUDA kernels are compiled "
+            "for 9.0 only (H100, H200)");
+  EXPECT_FALSE(CheckComputeCapability(0, "NVIDIA A100", 8, 0).has_value());
+  EXPECT_FALSE(CheckComputeCapability(0, "NVIDIA L40", 8, 9).has_value());
+}
+
 TEST_F(GpuTest, RefusesADeviceThatIsNotThere) {
   const auto missing = CudaDevice::Open(64);
   ASSERT_FALSE(missing.has_value());
