@@ -1,6 +1,7 @@
 // The functions of include/halfbyte/moe.h: check, then ask the layer's backend. The contract stands
 // there.
-#include <cstring>
+#include <optional>
+#include <string>
 
 #include "capi/last_error.h"
 #include "capi/moe_handles.h"

@@ -12,7 +12,7 @@
 
 namespace halfbyte {
 
-// Where a layer's weights are: the caller's memory on the CPU, one GPU's.
+// What a layer takes.
 struct BackendMemory {
   int64_t weight_bytes = 0;       // as stored
   int64_t device_bytes = 0;       // GPU memory that the layer takes; 0 on the CPU
