@@ -8,7 +8,8 @@
 #     profile    ncu: the kernels of one step each of few, some and many tokens
 #
 # Results and logs go to $OUT or ./results. MODEL: a checkpoint for the example and the module
-# (models/tiny-v4-nvfp4). SHAPE, TOKENS: of bench (v4-flash; 1,8,64,256,2048,8192). Nothing of the
+# (models/tiny-v4-nvfp4). SHAPE, TOKENS: of bench (v4-flash; 1,8,64,256,2048,8192). PROFILE: tokens
+# of a profiled step (1 64 2048). Nothing of the
 # card is set. Exits non-zero if a step failed.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -75,7 +76,7 @@ run_bench() {
 
 run_profile() {
   local count
-  for count in 1 64 2048; do
+  for count in ${PROFILE:-1 64 2048}; do
     limited 90 "profile_$count" ncu --clock-control none --set basic --launch-skip 40 \
       --launch-count 12 --section SpeedOfLight --section WarpStateStats \
       "$here/bin/halfbyte" bench moe --device cuda --shape 4096,2048,32,6 --tokens "$count"
