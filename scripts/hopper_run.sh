@@ -9,8 +9,7 @@
 #
 # Results and logs go to $OUT or ./results. MODEL: a checkpoint for the example and the module
 # (models/tiny-v4-nvfp4). SHAPE, TOKENS: of bench (v4-flash; 1,8,64,256,2048,8192). PROFILE: tokens
-# of a profiled step (1 64 2048). Nothing of the
-# card is set. Exits non-zero if a step failed.
+# of a profiled step (1 64 2048). Nothing of the card is set. Exits non-zero if a step failed.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 out=${OUT:-$PWD/results}

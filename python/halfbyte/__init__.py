@@ -10,7 +10,8 @@ operator.
 
 With device="cuda" arrays are those of PyTorch, CuPy or anything else with DLPack or the CUDA array
 interface, bfloat16 rows, and never copied. A call puts its work into their current stream and
-returns; it can be captured (torch.cuda.graph), once the layer has been called before.
+returns. It can be captured (torch.cuda.graph); replays work in the layer's memory, so keep them in
+one stream with each other and with calls.
 """
 import os
 
