@@ -1,32 +1,34 @@
 #include "model/batch_shares.h"
 
+#include <algorithm>
 #include <cstdint>
 
 namespace halfbyte {
 
-std::vector<std::span<const PlacedItem>> ShareBatch(std::span<const PlacedItem> batch,
-                                                    int threads) {
-  if (threads < 2 || std::ssize(batch) < threads) return {};
-  int64_t total = 0;
-  for (const PlacedItem& item : batch) total += std::ssize(item.tokens);
-  std::vector<std::span<const PlacedItem>> shares;
-  int64_t before = 0;  // tokens of all shares so far
-  size_t begin = 0;
-  for (int64_t share = 1; share <= threads; ++share) {
-    // Item after item, as long as that brings the end nearer to where it should be.
-    const int64_t wanted = total * share;
-    int64_t after = before;
-    size_t end = begin;
-    while (end < batch.size()) {
-      const int64_t next = after + std::ssize(batch[end].tokens);
-      if (next * threads - wanted > wanted - after * threads) break;
-      after = next;
-      ++end;
+std::vector<BatchShare> ShareBatch(std::span<const PlacedItem> batch, int threads) {
+  int64_t left = 0;
+  for (const PlacedItem& item : batch) left += std::ssize(item.tokens);
+  if (threads < 2 || left < threads) return {};
+  std::vector<BatchShare> shares(static_cast<size_t>(threads));
+  int64_t begin = 0;  // of the tokens of the first item that is left
+  for (BatchShare& share : shares) {
+    share.continues = begin > 0;
+    int64_t room = left / (threads - (&share - shares.data()));
+    left -= room;
+    while (room > 0) {
+      const PlacedItem& item = batch.front();
+      const int64_t rest = std::ssize(item.tokens) - begin;
+      const int64_t count = std::min(room, rest);
+      PlacedItem& part = share.items.emplace_back(item);
+      part.tokens = item.tokens.subspan(static_cast<size_t>(begin), static_cast<size_t>(count));
+      part.offset += begin;
+      if (count < rest && item.logits == LogitsWanted::kLast) part.logits = LogitsWanted::kNone;
+      room -= count;
+      begin += count;
+      if (count < rest) break;
+      begin = 0;
+      batch = batch.subspan(1);
     }
-    if (2 * (after - before) * threads > 3 * total) return {};
-    shares.push_back(batch.subspan(begin, end - begin));
-    before = after;
-    begin = end;
   }
   return shares;
 }

@@ -8,8 +8,14 @@
 
 namespace halfbyte {
 
-// Runs of whole items in their order, one for each thread, with about equal numbers of tokens. None
-// if that does not pay: one thread, or a share of more than 1.5 times the mean.
-std::vector<std::span<const PlacedItem>> ShareBatch(std::span<const PlacedItem> batch, int threads);
+// The next tokens of the batch, as items.
+struct BatchShare {
+  std::vector<PlacedItem> items;
+  bool continues = false;  // its first item goes on with the last one of the share before
+};
+
+// One share for each thread, their numbers of tokens equal but for one. An item that is cut asks
+// for the same logits as before. None with one thread, or fewer tokens than threads.
+std::vector<BatchShare> ShareBatch(std::span<const PlacedItem> batch, int threads);
 
 }  // namespace halfbyte

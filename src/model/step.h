@@ -1,7 +1,10 @@
 // What all layers of one forward call share: which tokens, at which positions, of which sequences.
 #pragma once
 
+#include <immintrin.h>
+
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -33,6 +36,30 @@ struct PlacedItem {
   const SequencePages* pages = nullptr;
   std::span<const int32_t> tokens;
   LogitsWanted logits = LogitsWanted::kLast;
+  int64_t offset = 0;  // the first token's position beyond pages->position
+
+  int64_t position() const { return pages->position + offset; }
+};
+
+// How far a thread is with the tokens before another thread's, where a sequence's chunk is cut
+// between two: the layers in which their rows are in the cache.
+class StoredLayers {
+ public:
+  void Reset() { layers_.store(0, std::memory_order_relaxed); }
+  void Advance() {
+    layers_.fetch_add(1, std::memory_order_release);
+    layers_.notify_all();
+  }
+  void Await(int64_t layers) const {
+    constexpr int kSpins = 10'000;
+    int64_t stored;
+    for (int i = 0; (stored = layers_.load(std::memory_order_acquire)) < layers; ++i) {
+      i < kSpins ? _mm_pause() : layers_.wait(stored, std::memory_order_acquire);
+    }
+  }
+
+ private:
+  alignas(64) std::atomic<int64_t> layers_{0};
 };
 
 struct Step {
@@ -42,7 +69,9 @@ struct Step {
   MoeWorkspace* moe_workspace = nullptr;
   ExpertExchange* expert_exchange = nullptr;  // null: this rank has all experts
   Rounding rounding = Rounding::kNone;
-  int64_t reference_tokens = 0;  // TransformerOptions
+  int64_t reference_tokens = 0;          // TransformerOptions
+  const StoredLayers* before = nullptr;  // null: there are no other tokens to wait for
+  StoredLayers* stored = nullptr;        // null: nobody waits for these
 
   int64_t tokens = 0;
   std::vector<int32_t> token_ids;  // [tokens]

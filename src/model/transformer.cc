@@ -7,7 +7,6 @@
 #include "base/check.h"
 #include "kernels/elementwise/elementwise.h"
 #include "kernels/rms_norm/rms_norm.h"
-#include "model/batch_shares.h"
 #include "model/rope_config.h"
 
 namespace halfbyte {
@@ -131,12 +130,12 @@ Status Transformer::LoadWeights() {
 
 void Transformer::OpenLanes(int64_t weight_bytes) {
   const MoeLimits limits = MoeBlock::Limits(config(), options_.batch_tokens);
-  lanes_.push_back({context_, MoeWorkspace(limits)});
+  lanes_.emplace_back(context_, limits);
   // What w4a4 counts (MoeCounters) and what ranks exchange is of the whole batch.
   const bool shares =
       weight_bytes <= kCachedModel && !expert_exchange_ && options_.arithmetic != Arithmetic::kW4a4;
   for (int i = 0; shares && i < context_.pool().threads(); ++i) {
-    lanes_.push_back({Context(caller_, context_.isa()), MoeWorkspace(limits)});
+    lanes_.emplace_back(Context(caller_, context_.isa()), limits);
   }
 }
 
@@ -195,9 +194,9 @@ Step Transformer::MakeStep(Lane& lane, const KvMemory& memory, std::span<const P
   for (const PlacedItem& item : batch) {
     const int64_t count = std::ssize(item.tokens);
     step.sequences.push_back(item.pages);
-    step.spans.push_back({step.tokens, count, item.pages->position});
+    step.spans.push_back({step.tokens, count, item.position()});
     step.token_ids.insert(step.token_ids.end(), item.tokens.begin(), item.tokens.end());
-    for (int64_t i = 0; i < count; ++i) positions.push_back(item.pages->position + i);
+    for (int64_t i = 0; i < count; ++i) positions.push_back(item.position() + i);
     step.tokens += count;
   }
   step.window_angles.Set(window_frequencies_, positions);
@@ -229,27 +228,49 @@ Result<MatrixView<const float>> Transformer::Forward(KvMemory& memory,
   HB_RETURN_IF_ERROR(CheckBatch(batch));
   logits_.Reset();
   const MatrixView<float> logits = logits_.Matrix(CountLogitRows(batch), config().vocab_size);
-  const int threads = probe == nullptr ? static_cast<int>(std::ssize(lanes_)) - 1 : 0;
-  const std::vector<std::span<const PlacedItem>> shares = ShareBatch(batch, threads);
-  if (shares.empty()) {
-    HB_RETURN_IF_ERROR(Run(lanes_[0], memory, batch, logits, probe));
+  const std::vector<BatchShare> shares = ShareBatch(batch, probe == nullptr ? ThreadsToShare() : 1);
+  if (!shares.empty()) {
+    RunShares(memory, shares, logits);
     return logits;
   }
-  context_.pool().ParallelFor(std::ssize(shares), /*grain=*/1, [&](int64_t begin, int64_t end) {
-    for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
-      const int64_t first = CountLogitRows(batch.first(shares[i].data() - batch.data()));
-      const Status done = Run(lanes_[i + 1], memory, shares[i],
-                              logits.Rows(first, CountLogitRows(shares[i])), nullptr);
-      HB_CHECK(done.has_value(), "{}", done.error().message);  // only other ranks can fail
-    }
-  });
+  Lane& all = lanes_[0];
+  HB_RETURN_IF_ERROR(Run(all, MakeStep(all, memory, batch), batch, logits, probe));
   return logits;
 }
 
-Status Transformer::Run(Lane& lane, const KvMemory& memory, std::span<const PlacedItem> batch,
+int Transformer::ThreadsToShare() {
+  // Observers see one whole batch after the other.
+  for (Layer& layer : layers_) {
+    if (layer.moe.routed().observed()) return 1;
+  }
+  return static_cast<int>(std::ssize(lanes_)) - 1;
+}
+
+void Transformer::RunShares(const KvMemory& memory, std::span<const BatchShare> shares,
+                            MatrixView<float> logits) {
+  std::vector<MatrixView<float>> rows;
+  int64_t row = 0;
+  for (size_t i = 0; i < shares.size(); ++i) {
+    rows.push_back(logits.Rows(row, CountLogitRows(shares[i].items)));
+    row += rows.back().rows;
+    lanes_[i + 1].stored.Reset();
+  }
+  // A share waits for earlier ones only, and those are begun first.
+  context_.pool().ParallelFor(std::ssize(shares), /*grain=*/1, [&](int64_t begin, int64_t end) {
+    for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
+      Lane& lane = lanes_[i + 1];
+      Step step = MakeStep(lane, memory, shares[i].items);
+      step.stored = &lane.stored;
+      if (shares[i].continues) step.before = &lanes_[i].stored;
+      const Status done = Run(lane, step, shares[i].items, rows[i], nullptr);
+      HB_CHECK(done.has_value(), "{}", done.error().message);  // only other ranks can fail
+    }
+  });
+}
+
+Status Transformer::Run(Lane& lane, const Step& step, std::span<const PlacedItem> batch,
                         MatrixView<float> logits, LayerProbe* probe) {
   lane.arena.Reset();
-  const Step step = MakeStep(lane, memory, batch);
   const int64_t n = config().hc_streams;
   const MatrixView<float> streams = lane.arena.Matrix(step.tokens, n * config().hidden_size);
   EmbedTokens(lane.context, embedding_, step.token_ids, n, rounding_, streams);

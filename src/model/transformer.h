@@ -10,10 +10,11 @@
 //
 // Threads share out the loops of a step: each reads its part of the weights, and waits for the
 // others at the end of every loop. Where the weights lie in the caches, reading them twice costs
-// less than waiting: there, if the batch can be cut evenly (batch_shares.h), each thread takes its
-// share of the sequences through the whole model alone.
+// less than waiting: there each thread takes its share of the tokens (batch_shares.h) through the
+// whole model alone, if there are enough.
 #pragma once
 
+#include <deque>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -28,6 +29,7 @@
 #include "device/arena.h"
 #include "device/context.h"
 #include "model/attention_block.h"
+#include "model/batch_shares.h"
 #include "model/hyper_connection_weights.h"
 #include "model/kv_cache.h"
 #include "model/math_mode.h"
@@ -114,9 +116,13 @@ class Transformer {
 
   // What a step works with besides weights.
   struct Lane {
-    Context context;
+    Lane(const Context& its_context, const MoeLimits& limits)
+        : context(its_context), moe_workspace(limits) {}
+
+    const Context context;
     MoeWorkspace moe_workspace;
-    Arena arena = {};
+    Arena arena;
+    StoredLayers stored;
   };
 
   Transformer(ModelCheckpoint checkpoint, const TransformerOptions& options,
@@ -127,8 +133,11 @@ class Transformer {
   std::vector<int64_t> LayerBytes() const;
   Status CheckBatch(std::span<const PlacedItem> batch) const;
   // The forward pass of `batch` in a lane, into its rows of logits.
-  Status Run(Lane& lane, const KvMemory& memory, std::span<const PlacedItem> batch,
+  Status Run(Lane& lane, const Step& step, std::span<const PlacedItem> batch,
              MatrixView<float> logits, LayerProbe* probe);
+  int ThreadsToShare();
+  void RunShares(const KvMemory& memory, std::span<const BatchShare> shares,
+                 MatrixView<float> logits);
   Step MakeStep(Lane& lane, const KvMemory& memory, std::span<const PlacedItem> batch);
   Status RunLayer(const Step& step, int64_t index, MatrixView<float> streams, LayerProbe* probe);
   void Head(const Step& step, std::span<const PlacedItem> batch, MatrixView<const float> streams,
@@ -147,8 +156,9 @@ class Transformer {
   std::vector<double> compressed_frequencies_;
   std::optional<ExpertExchange> expert_exchange_;  // with several ranks
   Arena logits_;
-  ThreadPool caller_{1};     // of lanes that are a thread's own
-  std::vector<Lane> lanes_;  // of all threads together, then of each thread, if they take shares
+  ThreadPool caller_{1};  // of lanes that are a thread's own
+  // Of all threads together, then of each thread if they take shares.
+  std::deque<Lane> lanes_;
 };
 
 }  // namespace halfbyte

@@ -135,8 +135,10 @@ class MoeLayer {
   void RunDense(const Context& context, MatrixView<const float> hidden, MatrixView<float> out,
                 MoeWorkspace& workspace, MoeCounters* counters = nullptr) const;
 
-  // Shows every later Run's activations to the observer, until null is set. It must outlive them.
+  // Shows every later Run's activations to the observer, until null is set. It must outlive them,
+  // and they must not run side by side.
   void set_observer(MoeObserver* observer) { observer_ = observer; }
+  bool observed() const { return observer_ != nullptr; }
 
   const MoeParams& params() const { return params_; }
   const ExpertPlacement& placement() const { return placement_; }
