@@ -1,5 +1,6 @@
 #include "engine/logit_rules.h"
 
+#include <algorithm>
 #include <limits>
 
 namespace halfbyte {
@@ -31,11 +32,14 @@ void LogitRules::Apply(std::span<const std::span<const int32_t>> masks,
     if (inside(bias.token))
       logits[static_cast<size_t>(bias.token)] += static_cast<float>(bias.bias);
   }
-  const auto repetition = static_cast<float>(params_.repetition_penalty);
+  // A finite logit stays finite, however near to zero the penalty is.
+  constexpr float kMost = std::numeric_limits<float>::max();
+  const float repetition =
+      std::max(static_cast<float>(params_.repetition_penalty), std::numeric_limits<float>::min());
   for (const auto& [token, count] : seen_) {
     if (!inside(token)) continue;
     float& z = logits[static_cast<size_t>(token)];
-    z = z > 0 ? z / repetition : z * repetition;
+    z = z > 0 && z <= kMost ? std::min(z / repetition, kMost) : z * repetition;
     z -= static_cast<float>(params_.frequency_penalty) * static_cast<float>(count) +
          (count > 0 ? static_cast<float>(params_.presence_penalty) : 0.0f);
   }

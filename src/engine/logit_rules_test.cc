@@ -33,6 +33,20 @@ std::vector<float> Slowly(std::vector<float> z, const SamplingParams& params,
   return z;
 }
 
+TEST(LogitRules, AFiniteLogitStaysFiniteAndOthersAreSeen) {
+  const std::vector<int32_t> seen = {0, 1, 2, 3, 4, 5};
+  for (const double penalty : {5e-324, 1e-45, 1e-38, 10.0}) {
+    const LogitRules rules({.repetition_penalty = penalty}, seen);
+    std::vector<float> z = {3, -3, 0, std::numeric_limits<float>::max(), 7, kInf};
+    const std::vector<int32_t> masked = {4};
+    const std::vector<std::span<const int32_t>> masks = {masked};
+    rules.Apply(masks, z);
+    for (size_t i = 0; i < 4; ++i) EXPECT_TRUE(std::isfinite(z[i])) << penalty << " " << z[i];
+    EXPECT_EQ(z[4], -kInf);
+    EXPECT_EQ(z[5], kInf);
+  }
+}
+
 TEST(LogitRules, DoWhatTheRuleSays) {
   std::mt19937 random(1);
   std::uniform_real_distribution<double> uniform(-2, 2);
