@@ -115,7 +115,7 @@ Fields GenerationFields(const ApiOptions& options, int64_t least_tokens) {
 
 Rule PromptRule() {
   const Rule ids = Rule::List(TokenId(), 1);
-  return Rule::AnyOf({Rule::String(), Rule::List(Rule::String(), 1, kMostPrompts), ids,
+  return Rule::AnyOf({Rule::String(1), Rule::List(Rule::String(1), 1, kMostPrompts), ids,
                       Rule::List(ids, 1, kMostPrompts)});
 }
 

@@ -96,6 +96,9 @@ inline constexpr std::string_view kAnswerSchemas = R"json({
               "reasoning_content": {"type": ["string", "null"]},
               "reasoning": {"type": ["string", "null"]}, "refusal": {"type": "null"}}},
           "logprobs": {"$ref": "#/components/schemas/ChatLogprobs"}}}}}},
+  "Event": {
+    "type": "object", "required": ["data"],
+    "properties": {"data": {"type": "string", "description": "A chunk as JSON, at last [DONE]"}}},
   "Tokens": {
     "type": "object", "required": ["count", "max_model_len", "tokens"],
     "properties": {

@@ -74,7 +74,7 @@ Document Post(std::string_view about, Document schema, Document ok) {
 Document Generate(std::string_view about, Document schema, std::string_view answer,
                   int overload_status) {
   Document ok = JsonResponse("The answer; with stream, chunks as server-sent events", answer);
-  ok["content"].update(Content("text/event-stream", {{"type", "string"}}));
+  ok["content"].update(Content("text/event-stream", Reference("Event")));
   Document post = Post(about, std::move(schema), std::move(ok));
   AddErrors(post["post"]["responses"], {overload_status, 500, 504});
   return post;
@@ -91,6 +91,40 @@ void NameModels(Document& schema, std::span<const std::string> served_names) {
   for (const std::string& name : served_names) names.push_back(name);
 }
 
+// What one field asks of another, which the table does not know.
+constexpr char kStreamOptions[] = R"json([
+  {"required": ["stream"], "properties": {"stream": {"const": true}}},
+  {"properties": {"stream_options": {"type": "null"}}}
+])json";
+constexpr char kContent[] = R"json([
+  {"properties": {"role": {"const": "assistant"}}},
+  {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}}
+])json";
+
+// Bodies that work, for who reads and who generates.
+constexpr char kCompletionExamples[] = R"json([
+  {"prompt": "The number of", "max_tokens": 8, "n": 2, "seed": 7, "logprobs": 2},
+  {"prompt": ["One", "Two"], "stop": "\n", "stream": true,
+   "stream_options": {"include_usage": true}}
+])json";
+constexpr char kChatExamples[] = R"json([
+  {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8, "temperature": 0,
+   "logprobs": true, "top_logprobs": 2},
+  {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}],
+   "thinking": {"type": "enabled"}, "max_completion_tokens": 20, "stream": true}
+])json";
+
+void AddConditions(Document& schemas) {
+  for (const char* request : {"CompletionRequest", "ChatRequest"}) {
+    schemas[request]["anyOf"] = Document::parse(kStreamOptions);
+  }
+  for (const char* request : {"ChatRequest", "TokenizeChat"}) {
+    schemas[request]["properties"]["messages"]["items"]["anyOf"] = Document::parse(kContent);
+  }
+  schemas["CompletionRequest"]["examples"] = Document::parse(kCompletionExamples);
+  schemas["ChatRequest"]["examples"] = Document::parse(kChatExamples);
+}
+
 Document Schemas(const FieldTable& table, std::span<const std::string> served_names) {
   Document schemas = Document::parse(kAnswerSchemas);
   schemas["CompletionRequest"] = SchemaOf(table.completions());
@@ -102,6 +136,7 @@ Document Schemas(const FieldTable& table, std::span<const std::string> served_na
        {"CompletionRequest", "ChatRequest", "TokenizeText", "TokenizeChat", "DetokenizeRequest"}) {
     NameModels(schemas[request], served_names);
   }
+  AddConditions(schemas);
   return schemas;
 }
 

@@ -22,4 +22,6 @@ def test_every_route_answers_as_its_schema_says():
         assert report.returncode == 0, report.stdout[-8000:] + report.stderr[-2000:]
         server.until_idle()
         assert server.metric("http_requests_total") > 10 * EXAMPLES
+        for route in ("/v1/completions", "/v1/chat/completions"):
+            assert server.metric("http_requests_total", handler=route, status="200") > EXAMPLES / 2
         assert server.process.poll() is None

@@ -127,6 +127,7 @@ MALFORMED = {
                                  b"0\r\n\r\n"), 400, None, None),
     "a chunk that is none": (headed(b"Transfer-Encoding: chunked", b"zz\r\nabc\r\n"), 400,
                              None, None),
+    "one byte of such a chunk": (headed(b"Transfer-Encoding: chunked", b"z"), 400, None, None),
     "no HTTP": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400, None, None),
     "a long URL": (b"GET /" + b"a" * 5000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 414, None, None),
     "a flood of headers": (b"GET /live HTTP/1.1\r\n" + b"x-a: 1\r\n" * 100_000, 431, None,
@@ -167,6 +168,18 @@ def test_slow_heads_are_ended(fake):
     for connection in slow_head:
         answer = read_to_end(connection)
         assert answer == b"" or answer.startswith(b"HTTP/1.1 408"), answer
+        connection.close()
+
+
+@pytest.mark.usefixtures("undisturbed")
+def test_uploads_that_stall_hold_nobody_up(fake):
+    stalled = [connect(fake) for _ in range(50)]
+    for connection in stalled:
+        connection.sendall(headed(b"Content-Length: 1000000", b'{"prompt": "' + b"x" * 100_000))
+    assert fake.json("/v1/completions", {"prompt": "a", "max_tokens": 3})["usage"]
+    for connection in stalled:
+        connection.shutdown(socket.SHUT_WR)
+        assert read_to_end(connection).startswith(b"HTTP/1.1 400")
         connection.close()
 
 
