@@ -2,14 +2,17 @@
 
     serve_test.py PROGRAM REPOSITORY
 """
+import hashlib
 import http.client
 import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import unittest
 
@@ -21,8 +24,8 @@ DEADLINE = 60  # of anything; a machine may be slow
 class Server:
     """A running server on a port of its own, its stdout and stderr read as they come."""
 
-    def __init__(self, *flags, env=None):
-        command = [PROGRAM, "serve", str(MODEL), "--load-format", "fake", "--port", "0", *flags]
+    def __init__(self, *flags, env=None, model=MODEL):
+        command = [PROGRAM, "serve", str(model), "--load-format", "fake", "--port", "0", *flags]
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env={**os.environ, **(env or {})})
@@ -53,9 +56,10 @@ class Server:
     def fetch(self, method, path, body=None, headers=None):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE)
         connection.request(method, path, body, headers or {})
-        status = connection.getresponse().status
+        answer = connection.getresponse()
+        self.answer = answer.read()
         connection.close()
-        return status
+        return answer.status
 
     def stop(self):
         if self.process.poll() is None:
@@ -68,8 +72,8 @@ class Server:
 
 
 class ServeLogTest(unittest.TestCase):
-    def serve(self, *flags, env=None):
-        server = Server(*flags, env=env)
+    def serve(self, *flags, **options):
+        server = Server(*flags, **options)
         self.addCleanup(server.stop)
         server.wait_for("halfbyte ready ")
         return server
@@ -100,6 +104,26 @@ class ServeLogTest(unittest.TestCase):
         server = self.serve()
         server.process.send_signal(signal.SIGUSR1)
         self.assertIn("context blocks 0 of", server.wait_for("SIGUSR1: "))
+
+    def test_wording_is_the_checkpoints_and_its_source_is_named(self):
+        encoder = (b'REASONING_EFFORT_PROMPTS = {"low": "", '
+                   b'"high": "Dig.\\n", "max": ("De" "ep.")}\n')
+        with tempfile.TemporaryDirectory() as folder:
+            model = pathlib.Path(folder)
+            shutil.copy(MODEL / "tokenizer.json", model)
+            (model / "encoding").mkdir()
+            (model / "encoding/encoding_dsv4.py").write_bytes(encoder)
+            server = self.serve(model=model)
+        line = server.wait_for("chat wording: official profile, from ")
+        self.assertIn("encoding_dsv4.py", line)
+        self.assertIn(hashlib.sha256(encoder).hexdigest(), line)
+        for effort, text in ("low", ""), ("high", "Dig.\n"), ("max", "Deep."):
+            body = json.dumps({"messages": [{"role": "user", "content": "Hi"}],
+                               "reasoning_effort": effort})
+            status = server.fetch("POST", "/render", body, {"Content-Type": "application/json"})
+            self.assertEqual(status, 200)
+            self.assertEqual(json.loads(server.answer)["prompt"],
+                             f"<｜begin▁of▁sentence｜>{text}<｜User｜>Hi<｜Assistant｜><think>")
 
     def test_warns_when_anybody_may_come(self):
         server = Server("--host", "0.0.0.0")
