@@ -76,7 +76,9 @@ void ThreadPool::RunLoop(const Loop& loop) {
   // they are seen here.
   generation_.fetch_add(1);
   if (sleepers_.load() != 0) {
-    if (Crowded()) {
+    // One item for each thread is a share of something large: the first may take as long as all.
+    const bool shares = loop.grain == 1 && loop.count <= threads();
+    if (Crowded() && !shares) {
       for (const uint64_t start = __rdtsc(); TakePiece() && __rdtsc() - start < kWorthAWake;) {
       }
     }
