@@ -39,7 +39,8 @@ inline __m512 Dot(__m512 sum, __m512i w, const std::byte* x) {
 // (In bf16 half a tile is taken for one, so that fetching ahead asks for fewer lines at once.)
 struct Bf16Weights {
   static constexpr int64_t kTileBytes = 1024;
-  static constexpr int64_t kPrefetchBytes = 4 * kTileBytes;
+  // Far, and beyond the end of a small matrix: behind it lies what the layer needs next.
+  static constexpr int64_t kPrefetchBytes = 16 * kTileBytes;
   static constexpr int kBlocks = 2;
   static constexpr int64_t kStripTiles = 8;
   static constexpr int kGemvTokens = 8;
