@@ -14,8 +14,6 @@ namespace {
 
 namespace dom = simdjson::dom;
 
-constexpr int64_t kLengthField = 8;
-
 // Why one entry of the header cannot be believed.
 tl::unexpected<Error> Refuse(std::string_view source, std::string_view tensor,
                              const std::string& why) {
@@ -180,12 +178,13 @@ Status ReadAllMetadata(dom::element value, std::string_view source, SafetensorsH
 // The length field, checked against the file and against what `start` really holds.
 Result<int64_t> ReadHeaderLength(std::span<const std::byte> start, int64_t file_size,
                                  std::string_view source) {
-  if (file_size < kLengthField || start.size() < static_cast<size_t>(kLengthField)) {
+  if (file_size < kSafetensorsLengthField ||
+      start.size() < static_cast<size_t>(kSafetensorsLengthField)) {
     return MakeError("{}: {} bytes, too short for a safetensors file", source, file_size);
   }
   uint64_t length = 0;
   std::memcpy(&length, start.data(), sizeof(length));
-  if (length > static_cast<uint64_t>(file_size - kLengthField)) {
+  if (length > static_cast<uint64_t>(file_size - kSafetensorsLengthField)) {
     return MakeError("{}: header length {} is beyond the file's {} bytes", source, length,
                      file_size);
   }
@@ -194,7 +193,7 @@ Result<int64_t> ReadHeaderLength(std::span<const std::byte> start, int64_t file_
                      kMaxSafetensorsHeader);
   }
   if (length < 2) return MakeError("{}: header length {} holds no JSON object", source, length);
-  if (static_cast<uint64_t>(kLengthField) + length > start.size()) {
+  if (static_cast<uint64_t>(kSafetensorsLengthField) + length > start.size()) {
     return MakeError("{}: the header is cut off", source);
   }
   return static_cast<int64_t>(length);
@@ -206,8 +205,9 @@ Result<SafetensorsHeader> ParseSafetensorsHeader(std::span<const std::byte> star
                                                  int64_t file_size, std::string_view source) {
   HB_ASSIGN_OR_RETURN(const int64_t length, ReadHeaderLength(start, file_size, source));
   // simdjson reads beyond the end of its input, so it gets a padded copy.
-  const simdjson::padded_string text(reinterpret_cast<const char*>(start.data()) + kLengthField,
-                                     static_cast<size_t>(length));
+  const simdjson::padded_string text(
+      reinterpret_cast<const char*>(start.data()) + kSafetensorsLengthField,
+      static_cast<size_t>(length));
   if (text.data()[0] != '{') {
     return MakeError("{}: the header is not a JSON object (is this a safetensors file?)", source);
   }
@@ -225,7 +225,7 @@ Result<SafetensorsHeader> ParseSafetensorsHeader(std::span<const std::byte> star
   header.tensors.reserve(entries.size());
   std::unordered_set<std::string_view> names;
   names.reserve(entries.size());
-  const int64_t data_begin = kLengthField + length;
+  const int64_t data_begin = kSafetensorsLengthField + length;
   for (const auto [name, value] : entries) {
     if (!names.insert(name).second) return Refuse(source, name, "the name appears twice");
     if (name == "__metadata__") {

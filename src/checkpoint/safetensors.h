@@ -31,6 +31,9 @@ struct SafetensorsHeader {
   std::vector<std::pair<std::string, std::string>> metadata;
 };
 
+// Bytes of the length that stands before the header.
+inline constexpr int64_t kSafetensorsLengthField = 8;
+
 // Headers above this size are refused, as other readers of the format do.
 inline constexpr int64_t kMaxSafetensorsHeader = 100'000'000;
 

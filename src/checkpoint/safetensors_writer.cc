@@ -15,13 +15,13 @@
 
 #include "base/check.h"
 #include "base/json.h"
+#include "checkpoint/safetensors.h"
 #include "tensor/scale_layout.h"
 
 namespace halfbyte {
 namespace {
 
 constexpr int64_t kAlignment = 64;
-constexpr int64_t kLengthField = 8;  // little-endian header length before the header
 
 struct FileLayout {
   std::string head;             // length field, header, padding
@@ -61,8 +61,9 @@ FileLayout LayOut(const std::vector<TensorSpec>& tensors) {
   }
   std::string text = header.dump();
   const auto length = static_cast<int64_t>(text.size());
-  text.append(
-      static_cast<size_t>(RoundUp(kLengthField + length, kAlignment) - kLengthField - length), ' ');
+  text.append(static_cast<size_t>(RoundUp(kSafetensorsLengthField + length, kAlignment) -
+                                  kSafetensorsLengthField - length),
+              ' ');
   static_assert(std::endian::native == std::endian::little);
   const uint64_t field = text.size();
   layout.head.assign(reinterpret_cast<const char*>(&field), sizeof(field));

@@ -1,5 +1,7 @@
 #include "openai/api_error.h"
 
+#include <utility>
+
 #include "openai/json_text.h"
 
 namespace halfbyte {
@@ -25,6 +27,10 @@ std::string ApiError::Json() const {
   AppendJsonString(out, code);
   out += "}}";
   return out;
+}
+
+ApiError FieldError(std::string_view code, std::string param, std::string message) {
+  return {.code = std::string(code), .message = std::move(message), .param = std::move(param)};
 }
 
 ApiError ErrorOf(const Refusal& refusal, int overload_status) {

@@ -28,6 +28,9 @@ struct ApiError {
   bool operator==(const ApiError&) const = default;
 };
 
+// 400: `param` does not hold what it may.
+ApiError FieldError(std::string_view code, std::string param, std::string message);
+
 template <class T>
 using ApiResult = tl::expected<T, ApiError>;
 

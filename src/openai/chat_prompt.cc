@@ -12,8 +12,7 @@ namespace halfbyte {
 namespace {
 
 tl::unexpected<ApiError> Invalid(std::string param, std::string message) {
-  return tl::unexpected(
-      ApiError{.code = "invalid_value", .message = std::move(message), .param = std::move(param)});
+  return tl::unexpected(FieldError("invalid_value", std::move(param), std::move(message)));
 }
 
 // A string, or text parts joined by line breaks.
@@ -35,9 +34,8 @@ ApiResult<ChatMessage> ReadMessage(const BodyFields& fields, const std::string& 
     message.content = TextOf(*content);
   } else if (!assistant) {
     return tl::unexpected(
-        ApiError{.code = "missing_field",
-                 .message = fmt::format("{}.content is missing; only an assistant's may be", path),
-                 .param = path + ".content"});
+        FieldError("missing_field", path + ".content",
+                   fmt::format("{}.content is missing; only an assistant's may be", path)));
   }
   const auto reasoning = fields.String("reasoning_content");
   const auto same = fields.String("reasoning");
@@ -70,18 +68,16 @@ std::optional<ApiError> CheckEnd(const std::vector<ChatMessage>& messages,
   const bool assistant = messages.back().role == ChatRole::kAssistant;
   const std::string last = JoinPath("messages", messages.size() - 1);
   if (options.continue_final_message && !assistant) {
-    return ApiError{.code = "invalid_value",
-                    .message = fmt::format(
-                        "continue_final_message is true, but {} is not the assistant's", last),
-                    .param = "continue_final_message"};
+    return FieldError(
+        "invalid_value", "continue_final_message",
+        fmt::format("continue_final_message is true, but {} is not the assistant's", last));
   }
   if (assistant && !options.continue_final_message && options.open_answer) {
-    return ApiError{.code = "invalid_value",
-                    .message = fmt::format("{}, the last one, is the assistant's; end with a user's"
-                                           " message, or set continue_final_message to true to "
-                                           "have it continued",
-                                           last),
-                    .param = last + ".role"};
+    return FieldError("invalid_value", last + ".role",
+                      fmt::format("{}, the last one, is the assistant's; end with a user's"
+                                  " message, or set continue_final_message to true to "
+                                  "have it continued",
+                                  last));
   }
   return std::nullopt;
 }

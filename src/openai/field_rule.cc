@@ -11,12 +11,6 @@
 namespace halfbyte {
 namespace {
 
-constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
-
-ApiError Fault(std::string_view code, const std::string& path, std::string message) {
-  return {.code = std::string(code), .message = std::move(message), .param = path};
-}
-
 // What came, for messages: short values as they are.
 std::string Shown(const BodyValue& value) {
   switch (value.type()) {
@@ -38,12 +32,13 @@ std::string Shown(const BodyValue& value) {
 }
 
 ApiError Mismatch(const Rule& rule, const BodyValue& value, const std::string& path) {
-  return Fault("invalid_value", path,
-               fmt::format("{} is {}; it must be {}", path, Shown(value), rule.Describe()));
+  return FieldError("invalid_value", path,
+                    fmt::format("{} is {}; it must be {}", path, Shown(value), rule.Describe()));
 }
 
 std::string Amount(int64_t least, int64_t most, std::string_view unit) {
-  if (most == kUnlimited) return least > 0 ? fmt::format(" of {} or more {}", least, unit) : "";
+  if (most == Rule::kUnlimited)
+    return least > 0 ? fmt::format(" of {} or more {}", least, unit) : "";
   return least > 0 ? fmt::format(" of {} to {} {}", least, most, unit)
                    : fmt::format(" of at most {} {}", most, unit);
 }
@@ -97,7 +92,7 @@ std::optional<ApiError> CheckObject(const Rule& rule, const BodyValue& value,
       if (rule.closed) {
         std::vector<std::string_view> known;
         for (const Field& each : rule.fields) known.push_back(each.name);
-        return Fault(
+        return FieldError(
             "unknown_field", member_path,
             fmt::format("{} is not known; allowed are {}", member_path, fmt::join(known, ", ")));
       }
@@ -111,8 +106,9 @@ std::optional<ApiError> CheckObject(const Rule& rule, const BodyValue& value,
     const auto at = value.find(field.name);
     if (at != value.end() && !at->is_null()) continue;
     const std::string member_path = JoinPath(path, field.name);
-    return Fault("missing_field", member_path,
-                 fmt::format("{} is missing; it must be {}", member_path, field.rule.Describe()));
+    return FieldError(
+        "missing_field", member_path,
+        fmt::format("{} is missing; it must be {}", member_path, field.rule.Describe()));
   }
   return std::nullopt;
 }
@@ -125,14 +121,14 @@ std::optional<ApiError> CheckTokenMap(const Rule& rule, const BodyValue& value,
     int64_t id = -1;
     std::from_chars(name.data(), name.data() + name.size(), id);
     if (id < 0 || fmt::to_string(id) != name) {
-      return Fault("invalid_value", member_path,
-                   fmt::format("{} has the key {}; keys must be token ids, such as \"42\"", path,
-                               Shown(name)));
+      return FieldError("invalid_value", member_path,
+                        fmt::format("{} has the key {}; keys must be token ids, such as \"42\"",
+                                    path, Shown(name)));
     }
     if (!NumberFits(rule, number)) {
-      return Fault("invalid_value", member_path,
-                   fmt::format("{} is {}; it must be a number from {} to {}", member_path,
-                               Shown(number), rule.low, rule.high));
+      return FieldError("invalid_value", member_path,
+                        fmt::format("{} is {}; it must be a number from {} to {}", member_path,
+                                    Shown(number), rule.low, rule.high));
     }
   }
   return std::nullopt;
@@ -156,9 +152,9 @@ std::optional<ApiError> CheckList(const Rule& rule, const BodyValue& value, cons
 std::optional<ApiError> CheckUnsupported(const Rule& rule, const BodyValue& value,
                                          const std::string& path) {
   if (std::ranges::find(rule.neutral, value) != rule.neutral.end()) return std::nullopt;
-  return Fault("unsupported_parameter", path,
-               fmt::format("{} is {}, which this server does not support; {}", path, Shown(value),
-                           rule.Describe()));
+  return FieldError("unsupported_parameter", path,
+                    fmt::format("{} is {}, which this server does not support; {}", path,
+                                Shown(value), rule.Describe()));
 }
 
 }  // namespace
@@ -206,9 +202,9 @@ std::string Rule::Describe() const {
     case Kind::kBoolean:
       return "true or false";
     case Kind::kInteger:
-      if (most == kUnlimited && least == -most - 1) return "an integer of 64 bits";
-      return most == kUnlimited ? fmt::format("an integer of at least {}", least)
-                                : fmt::format("an integer from {} to {}", least, most);
+      if (most == Rule::kUnlimited && least == -most - 1) return "an integer of 64 bits";
+      return most == Rule::kUnlimited ? fmt::format("an integer of at least {}", least)
+                                      : fmt::format("an integer from {} to {}", least, most);
     case Kind::kNumber:
       return above_low ? fmt::format("a number above {}, at most {}", low, high)
                        : fmt::format("a number from {} to {}", low, high);

@@ -31,9 +31,11 @@ struct Rule {
     kNoEffect,     // anything: it asks nothing of the model
     kUnsupported,  // known to the API; null or one of `neutral`, which ask for nothing
   };
+  static constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
+
   Kind kind = Kind::kNoEffect;
   int64_t least = 0;
-  int64_t most = std::numeric_limits<int64_t>::max();
+  int64_t most = kUnlimited;
   double low = 0;
   double high = 0;
   bool above_low = false;
@@ -44,12 +46,12 @@ struct Rule {
   std::vector<BodyValue> neutral;
 
   static Rule Boolean();
-  static Rule Integer(int64_t least, int64_t most = std::numeric_limits<int64_t>::max());
+  static Rule Integer(int64_t least, int64_t most = kUnlimited);
   static Rule Number(double low, double high);
   static Rule NumberAbove(double low, double high);
-  static Rule String(int64_t least = 0, int64_t most = std::numeric_limits<int64_t>::max());
+  static Rule String(int64_t least = 0, int64_t most = kUnlimited);
   static Rule OneOf(std::vector<std::string_view> words);
-  static Rule List(Rule item, int64_t least, int64_t most = std::numeric_limits<int64_t>::max());
+  static Rule List(Rule item, int64_t least, int64_t most = kUnlimited);
   static Rule Object(std::vector<Field> fields);
   static Rule ClosedObject(std::vector<Field> fields);
   static Rule TokenMap(double low, double high, int64_t most);

@@ -9,11 +9,9 @@ namespace {
 
 using Schema = nlohmann::ordered_json;
 
-constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
-
 void AddBounds(Schema& schema, const Rule& rule, const char* least, const char* most) {
   if (rule.least > 0) schema[least] = rule.least;
-  if (rule.most != kUnlimited) schema[most] = rule.most;
+  if (rule.most != Rule::kUnlimited) schema[most] = rule.most;
 }
 
 Schema IntegerSchema(const Rule& rule) {

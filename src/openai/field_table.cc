@@ -249,10 +249,9 @@ ApiResult<void> CheckBody(const BodyValue& body, const Rule& rule, const ApiOpti
   if (auto fault = CheckValue(rule, body, "", unknown)) return tl::unexpected(*std::move(fault));
   ignored = unknown.names();
   if (ignored.empty() || !options.reject_unknown_fields) return {};
-  return tl::unexpected(ApiError{
-      .code = "unknown_field",
-      .message = fmt::format("{} is not a field of this API; leave it out", ignored.front()),
-      .param = ignored.front()});
+  return tl::unexpected(
+      FieldError("unknown_field", ignored.front(),
+                 fmt::format("{} is not a field of this API; leave it out", ignored.front())));
 }
 
 ApiResult<BodyValue> ParseChecked(std::string_view body, const Rule& rule,

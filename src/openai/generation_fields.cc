@@ -10,11 +10,6 @@
 namespace halfbyte {
 namespace {
 
-tl::unexpected<ApiError> Fault(std::string_view code, std::string param, std::string message) {
-  return tl::unexpected(ApiError{
-      .code = std::string(code), .message = std::move(message), .param = std::move(param)});
-}
-
 uint64_t DrawSeed() {
   std::random_device device;
   return uint64_t{device()} << 32 | device();
@@ -28,9 +23,10 @@ ApiResult<std::vector<LogitBias>> ReadBiases(const BodyFields& body, int64_t voc
     int64_t id = vocabulary;  // what does not fit 64 bits is outside, too
     std::from_chars(name.data(), name.data() + name.size(), id);
     if (id >= vocabulary) {
-      return Fault("invalid_value", JoinPath("logit_bias", name),
-                   fmt::format("logit_bias names token id {}; the model has ids 0 to {}", name,
-                               vocabulary - 1));
+      return tl::unexpected(
+          FieldError("invalid_value", JoinPath("logit_bias", name),
+                     fmt::format("logit_bias names token id {}; the model has ids 0 to {}", name,
+                                 vocabulary - 1)));
     }
     biases.push_back({static_cast<int32_t>(id), bias.get<double>()});
   }
@@ -73,9 +69,10 @@ ApiResult<Limit> ReadMaxTokens(const BodyFields& body) {
   const auto old_name = body.Int("max_tokens");
   const auto new_name = body.Int("max_completion_tokens");
   if (old_name && new_name && *old_name != *new_name) {
-    return Fault("invalid_value", "max_completion_tokens",
-                 fmt::format("max_completion_tokens is {}, but max_tokens is {}; keep one of them",
-                             *new_name, *old_name));
+    return tl::unexpected(FieldError(
+        "invalid_value", "max_completion_tokens",
+        fmt::format("max_completion_tokens is {}, but max_tokens is {}; keep one of them",
+                    *new_name, *old_name)));
   }
   if (new_name && !old_name) return Limit{"max_completion_tokens", new_name};
   return Limit{"max_tokens", old_name};
@@ -120,8 +117,9 @@ ApiResult<AnswerForm> ReadForm(const BodyFields& body, const ApiOptions& options
   const BodyValue* stream_options = body.Find("stream_options");
   if (stream_options == nullptr) return form;
   if (!form.stream) {
-    return Fault("invalid_value", "stream_options",
-                 "stream_options is there, but stream is not true; leave it out or set stream");
+    return tl::unexpected(
+        FieldError("invalid_value", "stream_options",
+                   "stream_options is there, but stream is not true; leave it out or set stream"));
   }
   const BodyFields fields(*stream_options);
   form.include_usage = form.include_usage || fields.Bool("include_usage").value_or(false);
@@ -136,32 +134,36 @@ ApiResult<Lengths> ReadLengths(const BodyFields& body, const ModelInfo& model,
   if (!limit) return tl::unexpected(limit.error());
   const bool echo = body.Bool("echo").value_or(false);
   if (limit->value == 0 && !echo) {
-    return Fault("invalid_value", limit->name,
-                 fmt::format("{} is 0; it must be at least 1, or 0 with echo", limit->name));
+    return tl::unexpected(
+        FieldError("invalid_value", limit->name,
+                   fmt::format("{} is 0; it must be at least 1, or 0 with echo", limit->name)));
   }
   const int64_t left = model.max_model_len - prompt;
   if (left < 0 || (left == 0 && limit->value != 0)) {
-    return Fault("context_length_exceeded", prompt_path,
-                 fmt::format("{} has {} tokens, which leaves no room in the model's context of {}; "
-                             "shorten it",
-                             prompt_path, prompt, model.max_model_len));
+    return tl::unexpected(FieldError(
+        "context_length_exceeded", prompt_path,
+        fmt::format("{} has {} tokens, which leaves no room in the model's context of {}; "
+                    "shorten it",
+                    prompt_path, prompt, model.max_model_len)));
   }
   Lengths lengths{.max_tokens = limit->value.value_or(std::min(fallback, left))};
   if (lengths.max_tokens > left) {
     if (!options.clamp_max_tokens) {
-      return Fault("context_length_exceeded", limit->name,
-                   fmt::format("{} is {}, but {} prompt tokens leave {} of the model's context of "
-                               "{}; ask for fewer or shorten the prompt",
-                               limit->name, lengths.max_tokens, prompt, left, model.max_model_len));
+      return tl::unexpected(FieldError(
+          "context_length_exceeded", limit->name,
+          fmt::format("{} is {}, but {} prompt tokens leave {} of the model's context of "
+                      "{}; ask for fewer or shorten the prompt",
+                      limit->name, lengths.max_tokens, prompt, left, model.max_model_len)));
     }
     lengths.max_tokens = left;
     lengths.clamped = true;
   }
   lengths.min_tokens = body.Int("min_tokens").value_or(0);
   if (lengths.min_tokens > lengths.max_tokens) {
-    return Fault("invalid_value", "min_tokens",
-                 fmt::format("min_tokens is {}; it must be at most max_tokens, which is {}",
-                             lengths.min_tokens, lengths.max_tokens));
+    return tl::unexpected(
+        FieldError("invalid_value", "min_tokens",
+                   fmt::format("min_tokens is {}; it must be at most max_tokens, which is {}",
+                               lengths.min_tokens, lengths.max_tokens)));
   }
   return lengths;
 }
@@ -171,10 +173,9 @@ std::optional<ApiError> CheckIds(const BodyValue& ids, const std::string& path,
   for (size_t i = 0; i < ids.size(); ++i) {
     const int64_t id = AsInteger(ids[i]).value();
     if (id < vocabulary) continue;
-    return ApiError{.code = "invalid_value",
-                    .message = fmt::format("{} is {}; the model has token ids 0 to {}",
-                                           JoinPath(path, i), id, vocabulary - 1),
-                    .param = JoinPath(path, i)};
+    return FieldError("invalid_value", JoinPath(path, i),
+                      fmt::format("{} is {}; the model has token ids 0 to {}", JoinPath(path, i),
+                                  id, vocabulary - 1));
   }
   return std::nullopt;
 }

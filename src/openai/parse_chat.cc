@@ -30,10 +30,9 @@ ApiResult<void> OpenAiApi::ResolveChat(const BodyValue& tree, GenerationCall& ca
   call.form.logprobs = body.Bool("logprobs").value_or(false);
   if (body.Has("top_logprobs") && !call.form.logprobs) {
     return tl::unexpected(
-        ApiError{.code = "invalid_value",
-                 .message = "top_logprobs is there, but logprobs is not true; set it or leave "
-                            "top_logprobs out",
-                 .param = "top_logprobs"});
+        FieldError("invalid_value", "top_logprobs",
+                   "top_logprobs is there, but logprobs is not true; set it or leave "
+                   "top_logprobs out"));
   }
   auto request = ReadRequest(body, model_, options_);
   if (!request) return tl::unexpected(std::move(request.error()));

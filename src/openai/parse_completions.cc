@@ -34,9 +34,8 @@ ApiResult<Prompt> EncodePrompt(const BodyValue& value, std::string path, const M
   auto ids = model.tokenizer->Encode(text, ControlTokens::kRecognized);
   if (!ids || ids->empty()) {
     const std::string why = ids ? "is empty; it needs at least one token" : ids.error().message;
-    return tl::unexpected(ApiError{.code = "invalid_value",
-                                   .message = fmt::format("{} {}", prompt.path, why),
-                                   .param = prompt.path});
+    return tl::unexpected(
+        FieldError("invalid_value", prompt.path, fmt::format("{} {}", prompt.path, why)));
   }
   prompt.ids = *std::move(ids);
   return prompt;
@@ -58,11 +57,10 @@ ApiResult<std::vector<Prompt>> ReadPrompts(const BodyValue& value, const ModelIn
 std::optional<ApiError> CheckBestOf(const BodyFields& body, int64_t n) {
   const auto best_of = body.Int("best_of");
   if (!best_of || *best_of == n) return std::nullopt;
-  return ApiError{.code = "unsupported_parameter",
-                  .message = fmt::format("best_of is {}, which this server does not support; leave "
-                                         "it out or set it to n, which is {}",
-                                         *best_of, n),
-                  .param = "best_of"};
+  return FieldError("unsupported_parameter", "best_of",
+                    fmt::format("best_of is {}, which this server does not support; leave "
+                                "it out or set it to n, which is {}",
+                                *best_of, n));
 }
 
 }  // namespace

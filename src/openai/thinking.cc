@@ -70,10 +70,9 @@ class Claims {
     if (!said) {
       said = {value, path, std::string(word)};
     } else if (said->value != value && !fault_) {
-      fault_ = ApiError{.code = "invalid_value",
-                        .message = fmt::format("{} means {}, but {} means {}; keep one of them",
-                                               path, word, said->path, said->word),
-                        .param = path};
+      fault_ = FieldError("invalid_value", path,
+                          fmt::format("{} means {}, but {} means {}; keep one of them", path, word,
+                                      said->path, said->word));
     }
   }
 

@@ -122,8 +122,7 @@ ApiResult<JsonAnswer> OpenAiApi::Tokenize(std::string_view text) const {
   } else {
     auto encoded = model_.tokenizer->Encode(*body.String("prompt"), ControlTokens::kRecognized);
     if (!encoded) {
-      return tl::unexpected(
-          ApiError{.code = "invalid_value", .message = encoded.error().message, .param = "prompt"});
+      return tl::unexpected(FieldError("invalid_value", "prompt", encoded.error().message));
     }
     ids = *std::move(encoded);
   }

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "text/chat_splitter.h"
+
 namespace halfbyte {
 namespace {
 
@@ -9,8 +11,6 @@ constexpr std::string_view kBegin = "<｜begin▁of▁sentence｜>";
 constexpr std::string_view kEnd = "<｜end▁of▁sentence｜>";
 constexpr std::string_view kUser = "<｜User｜>";
 constexpr std::string_view kAssistant = "<｜Assistant｜>";
-constexpr std::string_view kThink = "<think>";
-constexpr std::string_view kThinkEnd = "</think>";
 
 // The prompt under construction.
 class Writer {

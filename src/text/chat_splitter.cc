@@ -6,8 +6,6 @@
 namespace halfbyte {
 namespace {
 
-constexpr std::string_view kThink = "<think>";
-constexpr std::string_view kThinkEnd = "</think>";
 constexpr std::string_view kWideBar = "\xEF\xBD\x9C";  // U+FF5C
 constexpr int64_t kMostNewlines = 2;
 constexpr size_t kMostTagBytes = 512;

@@ -13,6 +13,10 @@
 
 namespace halfbyte {
 
+// What opens and closes reasoning.
+inline constexpr std::string_view kThink = "<think>";
+inline constexpr std::string_view kThinkEnd = "</think>";
+
 class ChatSplitter {
  public:
   explicit ChatSplitter(bool starts_in_reasoning)

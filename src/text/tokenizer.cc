@@ -14,36 +14,32 @@
 #include "text/utf8.h"
 
 namespace halfbyte {
-namespace {
-
-struct Scratch {
-  RegexScratch regex;
-  BpeScratch bpe;
-};
-
-// Working memory for as many encodings as ever ran at once.
-class ScratchPool {
- public:
-  std::unique_ptr<Scratch> Take() {
-    const std::lock_guard lock(mutex_);
-    if (free_.empty()) return std::make_unique<Scratch>();
-    auto scratch = std::move(free_.back());
-    free_.pop_back();
-    return scratch;
-  }
-  void Return(std::unique_ptr<Scratch> scratch) {
-    const std::lock_guard lock(mutex_);
-    free_.push_back(std::move(scratch));
-  }
-
- private:
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<Scratch>> free_;
-};
-
-}  // namespace
-
 struct Tokenizer::State {
+  struct Scratch {
+    RegexScratch regex;
+    BpeScratch bpe;
+  };
+
+  // Working memory for as many encodings as ever ran at once.
+  class ScratchPool {
+   public:
+    std::unique_ptr<Scratch> Take() {
+      const std::lock_guard lock(mutex_);
+      if (free_.empty()) return std::make_unique<Scratch>();
+      auto scratch = std::move(free_.back());
+      free_.pop_back();
+      return scratch;
+    }
+    void Return(std::unique_ptr<Scratch> scratch) {
+      const std::lock_guard lock(mutex_);
+      free_.push_back(std::move(scratch));
+    }
+
+   private:
+    std::mutex mutex_;
+    std::vector<std::unique_ptr<Scratch>> free_;
+  };
+
   std::string source;
   TokenizerFile file;
   std::vector<bool> special;    // by id
@@ -178,7 +174,7 @@ Result<std::vector<int32_t>> Tokenizer::EncodeAround(std::string_view text,
                                                      std::span<const FoundToken> found) const {
   std::vector<int32_t> ids;
   ids.reserve(text.size() / 3 + found.size());
-  std::unique_ptr<Scratch> scratch = state_->pool.Take();
+  auto scratch = state_->pool.Take();
   size_t done = 0;
   Status status;
   for (const FoundToken& token : found) {
