@@ -4,8 +4,8 @@
 // worker came in time or not. Workers spin for 25 to 50 microseconds after a loop, so that short
 // loops in a row start quickly, and then sleep. A thread that finds it was taken off its processor
 // while spinning marks the machine as crowded for about a tenth of a second: nobody spins meanwhile
-// and short loops wake nobody. A pool with more threads than AvailableProcessors() is always
-// crowded. Threads are not bound to processors; that is the embedding program's choice.
+// and short loops wake nobody, but for those of one item a thread. A pool of more threads than
+// AvailableProcessors() is always crowded. Threads are not bound to processors; the program may.
 #pragma once
 
 #include <atomic>
