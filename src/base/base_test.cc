@@ -15,7 +15,6 @@
 #include "base/memory_usage.h"
 #include "base/nearest_name.h"
 #include "base/progress.h"
-#include "base/sha256.h"
 #include "base/thread_pool.h"
 
 namespace halfbyte {
@@ -270,19 +269,6 @@ TEST(NearestName, FindsTheMistypedOneAndNothingThatIsFarAway) {
   EXPECT_EQ(NearestName("--hots", {}), std::nullopt);
   EXPECT_EQ(NearestName("--temperature", names), std::nullopt);
   EXPECT_EQ(NearestName("", names), std::nullopt);
-}
-
-TEST(Sha256, IsThatOfTheStandard) {  // FIPS 180-4 examples, and lengths around a block
-  EXPECT_EQ(Sha256(""), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
-  EXPECT_EQ(Sha256("abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
-  EXPECT_EQ(Sha256("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq"),
-            "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
-  EXPECT_EQ(Sha256(std::string(55, 'x')),
-            "d5e285683cd4efc02d021a5c62014694958901005d6f71e89e0989fac77e4072");
-  EXPECT_EQ(Sha256(std::string(64, 'x')),
-            "7ce100971f64e7001e8fe5a51973ecdfe1ced42befe7ee8d5fd6219506b5393c");
-  EXPECT_EQ(Sha256(std::string(1000, '\xff')),
-            "b4f73dff046400b76728ab32619e3d89e00132653725f660c62ab9fca975b372");
 }
 
 TEST(Progress, TellsItsListenerHowFarItIs) {

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "base/file.h"
-#include "base/sha256.h"
 #include "text/python_literals.h"
+#include "text/sha256.h"
 
 namespace halfbyte {
 namespace {

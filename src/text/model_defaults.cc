@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "base/file.h"
-#include "base/sha256.h"
 #include "text/encoder_file.h"
+#include "text/sha256.h"
 
 namespace halfbyte {
 namespace {
