@@ -8,37 +8,37 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kMaxBlocks = 132 * 8;
 
-__device__ void LoadBlock(const Bf16* from, float* x) {
-  const auto* words = reinterpret_cast<const uint4*>(from);
+constexpr int kBlockWords = kNvfp4Block / 2;
+
+__device__ void LoadBlock(const Bf16* from, uint32_t (&words)[kBlockWords]) {
+  const auto* fours = reinterpret_cast<const uint4*>(from);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const uint4 four = words[half];
-    const uint32_t word[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      x[8 * half + 2 * i] = LowBf16(word[i]);
-      x[8 * half + 2 * i + 1] = HighBf16(word[i]);
-    }
+    const uint4 four = fours[half];
+    words[4 * half] = four.x;
+    words[4 * half + 1] = four.y;
+    words[4 * half + 2] = four.z;
+    words[4 * half + 3] = four.w;
   }
 }
 
 // Of the row's finite values, in all threads.
 __device__ float RowAmax(const Bf16* row, int64_t blocks) {
   __shared__ uint32_t warp_amax[kThreads / 32];
-  float amax = 0;
+  Magnitudes own;
   for (int64_t b = threadIdx.x; b < blocks; b += kThreads) {
-    float x[kNvfp4Block];
-    LoadBlock(row + b * kNvfp4Block, x);
+    uint32_t words[kBlockWords];
+    LoadBlock(row + b * kNvfp4Block, words);
 #pragma unroll
-    for (int i = 0; i < kNvfp4Block; ++i) amax = JoinFiniteAmax(amax, x[i]);
+    for (const uint32_t word : words) own = Join(own, MagnitudesOfPair(word));
   }
-  const uint32_t own = __reduce_max_sync(0xffffffffu, __float_as_uint(amax));
+  const uint32_t warp = __reduce_max_sync(0xffffffffu, own.largest_bits());
   __syncthreads();  // of the last row everything has been read
-  if (threadIdx.x % 32 == 0) warp_amax[threadIdx.x / 32] = own;
+  if (threadIdx.x % 32 == 0) warp_amax[threadIdx.x / 32] = warp;
   __syncthreads();
   uint32_t all = 0;
   for (int w = 0; w < kThreads / 32; ++w) all = max(all, warp_amax[w]);
-  return __uint_as_float(all);
+  return __uint_as_float(all << 16);
 }
 
 __device__ void StoreBlock(const QuantizeRowsArguments& arguments, int64_t row, int64_t b,
@@ -53,14 +53,20 @@ __device__ void StoreBlock(const QuantizeRowsArguments& arguments, int64_t row, 
   if (arguments.block_scales != nullptr) arguments.block_scales[row * blocks + b] = block.scale;
 }
 
-// What comes out of RequantizeBlock.
-__device__ void StoreDecoded(const float* x, Bf16* out) {
-  uint32_t word[kNvfp4Block / 2];
+__device__ Nvfp4Block QuantizeBlock(const uint32_t (&words)[kBlockWords], GlobalScale global) {
+  float x[kNvfp4Block];
 #pragma unroll
-  for (int i = 0; i < kNvfp4Block / 2; ++i) word[i] = PackExactBf16(x[2 * i], x[2 * i + 1]);
+  for (int i = 0; i < kBlockWords; ++i) {
+    x[2 * i] = LowBf16(words[i]);
+    x[2 * i + 1] = HighBf16(words[i]);
+  }
+  return QuantizeNvfp4Block(x, global);
+}
+
+__device__ void StoreDecoded(const uint32_t (&words)[kBlockWords], Bf16* out) {
   auto* to = reinterpret_cast<uint4*>(out);
-  to[0] = make_uint4(word[0], word[1], word[2], word[3]);
-  to[1] = make_uint4(word[4], word[5], word[6], word[7]);
+  to[0] = make_uint4(words[0], words[1], words[2], words[3]);
+  to[1] = make_uint4(words[4], words[5], words[6], words[7]);
 }
 
 __global__ void __launch_bounds__(kThreads) QuantizeRows(const QuantizeRowsArguments arguments) {
@@ -73,15 +79,16 @@ __global__ void __launch_bounds__(kThreads) QuantizeRows(const QuantizeRowsArgum
     const GlobalScale global = arguments.static_scale > 0
                                    ? GlobalScale(arguments.static_scale)
                                    : GlobalScale::FromAmax(RowAmax(x, blocks));
+    const BlockScaler scaler(global);
     for (int64_t b = threadIdx.x; b < blocks; b += kThreads) {
-      float values[kNvfp4Block];
-      LoadBlock(x + b * kNvfp4Block, values);
+      uint32_t words[kBlockWords];
+      LoadBlock(x + b * kNvfp4Block, words);
       if (arguments.codes != nullptr || arguments.block_scales != nullptr) {
-        StoreBlock(arguments, row, b, QuantizeNvfp4Block(values, global));
+        StoreBlock(arguments, row, b, QuantizeBlock(words, global));
       }
-      RequantizeBlock(values, global, &stats.sum);
+      RequantizeBlock(words, scaler, &stats.sum);
       if (arguments.decoded != nullptr) {
-        StoreDecoded(values, arguments.decoded + row * arguments.k + b * kNvfp4Block);
+        StoreDecoded(words, arguments.decoded + row * arguments.k + b * kNvfp4Block);
       }
     }
     if (threadIdx.x == 0 && arguments.row_scales != nullptr) {

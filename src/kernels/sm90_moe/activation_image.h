@@ -7,42 +7,42 @@
 #include <cstdint>
 
 #include "kernels/quantize_nvfp4/quantize_nvfp4_cuda.h"
-#include "kernels/sm90_moe/sm90_layout.h"
+#include "kernels/sm90_moe/few_slots.h"
+#include "kernels/sm90_moe/token_tiles.h"
 #include "numerics/bf16.h"
 
 namespace halfbyte::sm90 {
 
-// Which rows there are: device memory, as the plan kernel leaves it.
-struct ImageRows {
-  const TokenTile* tiles = nullptr;
-  const int32_t* row_count = nullptr;     // [1], padding included
-  const int32_t* slot_of_row = nullptr;   // -1: padding
-  const int32_t* tile_of_atom = nullptr;  // the tile of rows 8 i .. 8 i + 7
-  int64_t max_rows = 0;                   // what row_count can be at most: sizes the launch
+// What becomes of the activations of kW4a4: every block of 16 columns is code * block_scale of its
+// NVFP4 block, which bf16 holds exactly.
+struct ActivationQuantizer {
+  bool quantize = false;
+  float static_scale = 0;             // 0: each row's own, as of its largest finite value
+  Nvfp4DeviceStats* stats = nullptr;  // or null
 };
 
 struct GatherArguments {
-  ImageRows rows;
-  const int32_t* row_of_slot = nullptr;  // -1: none
+  TokenPlan plan;  // read; or written, tile_count[1] left out, with `few`
+  FewSlots few;    // where the plan comes from, if not from memory
   int64_t tokens = 0;
-  const Bf16* x = nullptr;              // [tokens, k], 16-byte aligned
-  int64_t k = 0;                        // a multiple of 16
-  int64_t top_k = 0;                    // slot s belongs to token s / top_k
-  const float* token_scales = nullptr;  // [tokens], or null
+  const Bf16* x = nullptr;  // [tokens, k], 16-byte aligned
+  int64_t k = 0;            // a multiple of 16
+  int64_t top_k = 0;        // slot s belongs to token s / top_k
+  ActivationQuantizer quantizer;
   const float* slot_weights = nullptr;  // [slots], or null
   uint8_t* image = nullptr;             // out; columns from k to PaddedK(k) become 0
-  float* row_scales = nullptr;          // out, with token_scales
-  float* row_weights = nullptr;         // out, with slot_weights
+  float* row_scales = nullptr;          // out, [rows], if each row has its own scale
+  float* row_weights = nullptr;         // out, [rows], with slot_weights
 };
 cudaError_t LaunchGather(const GatherArguments& arguments, cudaStream_t stream);
 
-// Every block of 16 original columns becomes code * block_scale of its NVFP4 block (exact in bf16),
-// under static_scale, or under each row's own scale, which goes to row_scales.
+// Requantizes an image in place.
 struct RequantizeArguments {
-  ImageRows rows;
+  TokenPlan plan;
+  int64_t max_rows = 0;  // what row_count can be at most: sizes the launch
   uint8_t* image = nullptr;
   int64_t k = 0;                      // a multiple of 16
-  float static_scale = 0;             // 0: each row's own, as of its largest finite value
+  float static_scale = 0;             // as in ActivationQuantizer
   float* row_scales = nullptr;        // out, [rows], if static_scale is 0
   Nvfp4DeviceStats* stats = nullptr;  // or null
 };

@@ -5,6 +5,7 @@
 
 #include <cuda_bf16.h>
 
+#include "kernels/quantize_nvfp4/quantize_nvfp4_device.cuh"
 #include "kernels/sm90_moe/sm90_gemm.h"
 #include "kernels/sm90_moe/sm90_ptx.cuh"
 
@@ -28,6 +29,11 @@ struct GateUpEpilogue {
     int64_t row_bytes;  // of the image of h
     int strips;
     int groups;  // of 64 columns with channels; those up to row_bytes are filled with zeros
+    bool requantizes;
+    BlockScaler scaler;
+    const int32_t* slot_of_row;
+    Nvfp4DeviceStats* stats;
+    int64_t intermediate;
   };
 
   // exp and the quotient are within a few units of fp32; one rounding to bf16 follows.
@@ -47,29 +53,107 @@ struct GateUpEpilogue {
             __ldg(a.alpha_up + expert) * kEpilogueFactor};
   }
 
+  // Where a thread's pair of h lies within the row of a group.
+  static __device__ __forceinline__ int Piece(int thread) {
+    return thread / 32 * 2 + thread % 4 / 2;
+  }
+  static __device__ __forceinline__ int Word(int thread, int strip) {
+    return strip % 2 * 2 + thread % 2;
+  }
+
+  // Atoms of tokens that are finished together.
+  static constexpr int AtomsAtOnce(int n) { return n < 32 ? n / 8 : 4; }
+  static constexpr int ExchangeBytes(int n) { return AtomsAtOnce(n) * 256; }  // of a warpgroup
+
+  // h of token 8 j + lane / 4 of `atoms` atoms, requantized. A block of sixteen channels lies in
+  // two lanes of each of the four warps, which meet in shared memory: an entry of 16 bytes holds
+  // the warps' magnitudes of a block, then its scaling.
+  template <int kAtOnce>
+  static __device__ __forceinline__ void Requantize(const Arguments& a, int64_t first_row,
+                                                    int atoms, int strip, uint32_t exchange,
+                                                    uint32_t (&words)[kAtOnce]) {
+    int thread = static_cast<int>(threadIdx.x) % 128;
+    asm volatile("" : "+r"(thread));  // or what follows from it would stay in registers
+    const int lane = thread % 32;
+    const uint32_t own = exchange + (lane / 4 * 2 + lane % 2) * 16;
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const Magnitudes pair = JoinLanes(MagnitudesOfPair(words[j]), 2);
+      if (lane % 4 < 2) StoreShared4(own + j * 256 + thread / 32 * 4, pair.bits);
+    }
+    WarpgroupBarrier();
+    if (thread / 32 * 2 < atoms) {
+      const bool inside = thread / 16 < atoms;
+      const uint32_t entry = exchange + thread * 16;
+      const uint4 warps = LoadShared16(entry);
+      const Magnitudes block = Join(Join({warps.x}, {warps.y}), Join({warps.z}, {warps.w}));
+      const BlockScaling scaling(block, a.scaler);
+      if (inside) StoreShared8(entry, {scaling.scale, scaling.multiplier});
+      if (a.stats != nullptr) {
+        Count(a, block, inside ? first_row + thread / 2 : -1, 2 * strip + thread % 2);
+      }
+    }
+    WarpgroupBarrier();
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const float2 numbers = LoadShared8(own + j * 256);
+      BlockScaling scaling;
+      scaling.scale = numbers.x;
+      scaling.multiplier = numbers.y;
+      words[j] = scaling.RequantizePair(words[j]);
+    }
+    WarpgroupBarrier();  // before the next entries
+  }
+  // One block of each lane, of row `row`, unless that is -1.
+  static __device__ __noinline__ void Count(const Arguments& a, Magnitudes block, int64_t row,
+                                            int64_t index) {
+    ThreadStats stats;
+    if (row >= 0 && a.slot_of_row[row] >= 0 && index * kNvfp4Block < a.intermediate) {
+      a.scaler.Count(block, &stats.sum);
+    }
+    stats.AddTo(a.stats);
+  }
+
   template <int N>
   static __device__ __forceinline__ void Store(const Arguments& a, Alpha alpha,
-                                               const TokenTile& tile, int strip,
+                                               const TokenTile& tile, int strip, uint32_t exchange,
                                                const float (&accumulators)[N / 2]) {
     const int thread = static_cast<int>(threadIdx.x) % 128;
     const int row = thread % 32 / 4;  // after the transposition: the token within its atom
-    const int piece = strip % 2 * 4 + thread / 32;
     uint8_t* image = a.h_image + tile.row_begin * a.row_bytes;
-    uint8_t* to = image + int64_t{strip / 2} * (tile.rows * 128) + row * 128 + (piece ^ row) * 16 +
-                  thread % 4 * 4;
+    uint8_t* to = image + int64_t{strip / 2} * (tile.rows * 128) + row * 128 +
+                  (Piece(thread) ^ row) * 16 + Word(thread, strip) * 4;
     const int64_t first = tile.row_begin + thread % 4 * 2;
+    constexpr int kAtOnce = AtomsAtOnce(N);
 #pragma unroll
-    for (int j = 0; j < N / 8; ++j) {
-      if (8 * j >= tile.rows) break;
-      const float2 scale = RowPair(a.row_scale, first + 8 * j);
-      const float2 weight = RowPair(a.row_weight, first + 8 * j);
-      const float h0 = SwiGlu(a, accumulators[4 * j] * (alpha.x * scale.x),
-                              accumulators[4 * j + 2] * (alpha.y * scale.x), weight.x);
-      const float h1 = SwiGlu(a, accumulators[4 * j + 1] * (alpha.x * scale.y),
-                              accumulators[4 * j + 3] * (alpha.y * scale.y), weight.y);
-      const __nv_bfloat162 pair = __floats2bfloat162_rn(h0, h1);
-      *reinterpret_cast<uint32_t*>(to + j * kAtomBytes) =
-          Transpose8x8(*reinterpret_cast<const uint32_t*>(&pair));
+    for (int j = 0; j < N / 8; j += kAtOnce) {
+      const int atoms = min(kAtOnce, tile.rows / 8 - j);
+      if (atoms <= 0) break;
+      uint32_t words[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (i >= atoms || j + i >= N / 8) {
+          words[i] = 0;
+          continue;
+        }
+        const float* sums = accumulators + 4 * (j + i);
+        const float2 scale = RowPair(a.row_scale, first + 8 * (j + i));
+        const float2 weight = RowPair(a.row_weight, first + 8 * (j + i));
+        const float h0 =
+            SwiGlu(a, sums[0] * (alpha.x * scale.x), sums[2] * (alpha.y * scale.x), weight.x);
+        const float h1 =
+            SwiGlu(a, sums[1] * (alpha.x * scale.y), sums[3] * (alpha.y * scale.y), weight.y);
+        const __nv_bfloat162 pair = __floats2bfloat162_rn(h0, h1);
+        words[i] = Transpose8x8(*reinterpret_cast<const uint32_t*>(&pair));
+      }
+      if (a.requantizes) {
+        Requantize(a, tile.row_begin + 8 * j, atoms, strip, exchange, words);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (i >= atoms || j + i >= N / 8) break;
+        *reinterpret_cast<uint32_t*>(to + (j + i) * kAtomBytes) = words[i];
+      }
     }
     if (strip == a.strips - 1) {
       const int64_t end = tile.rows * a.row_bytes;
@@ -96,7 +180,7 @@ struct DownEpilogue {
 
   template <int N>
   static __device__ __forceinline__ void Store(const Arguments& a, Alpha alpha,
-                                               const TokenTile& tile, int strip,
+                                               const TokenTile& tile, int strip, uint32_t,
                                                const float (&accumulators)[N / 2]) {
     const int thread = static_cast<int>(threadIdx.x) % 128;
     const int64_t slab = int64_t{strip} * kStripRows + thread / 32 * 16;

@@ -8,6 +8,7 @@ namespace {
 template <class Use>
 cudaError_t ForKernels(GemmVariant variant, const Use& use) {
   switch (variant) {
+    case GemmVariant::kFew:
     case GemmVariant::kDecode:
       return use(GemmKernels<DecodeConfig>{}, TilesOf::kAll);
     case GemmVariant::kMiddle:

@@ -17,19 +17,22 @@
 #include <cstdint>
 #include <limits>
 
+#include "kernels/quantize_nvfp4/quantize_nvfp4_cuda.h"
+#include "kernels/sm90_moe/few_slots.h"
 #include "kernels/sm90_moe/sm90_layout.h"
 
 namespace halfbyte::sm90 {
 
 // How tokens are cut into tiles: the more rows an expert has, the wider. Chosen by the host from
 // the number of tokens; correct for any counts, fast for those it is meant for.
-enum class GemmVariant : int32_t { kDecode, kMiddle, kWide, kPrefill };
-inline constexpr GemmVariant kGemmVariants[] = {GemmVariant::kDecode, GemmVariant::kMiddle,
-                                                GemmVariant::kWide, GemmVariant::kPrefill};
+enum class GemmVariant : int32_t { kFew, kDecode, kMiddle, kWide, kPrefill };
+inline constexpr GemmVariant kGemmVariants[] = {GemmVariant::kFew, GemmVariant::kDecode,
+                                                GemmVariant::kMiddle, GemmVariant::kWide,
+                                                GemmVariant::kPrefill};
 
 // The most rows a tile may have. An expert with more is cut into parts of (nearly) equal size.
 constexpr int32_t MaxTileRows(GemmVariant variant) {
-  constexpr int32_t kRows[] = {32, 64, 128, 192};
+  constexpr int32_t kRows[] = {8, 32, 64, 128, 192};
   return kRows[static_cast<int32_t>(variant)];
 }
 // Tiles with more rows than this must come first: they run in a kernel of their own. 0: all tiles
@@ -41,16 +44,18 @@ constexpr int32_t WideTileRows(GemmVariant variant) {
 // the next wider variant the faster one.
 constexpr GemmVariant GemmVariantFor(int64_t slots, int64_t experts) {
   const int64_t mean = CeilDiv(slots, experts < 1 ? 1 : experts);
-  return mean <= 24    ? GemmVariant::kDecode
-         : mean <= 60  ? GemmVariant::kMiddle
-         : mean <= 128 ? GemmVariant::kWide
-                       : GemmVariant::kPrefill;
+  return slots <= kMaxFewSlots ? GemmVariant::kFew
+         : mean <= 24          ? GemmVariant::kDecode
+         : mean <= 60          ? GemmVariant::kMiddle
+         : mean <= 128         ? GemmVariant::kWide
+                               : GemmVariant::kPrefill;
 }
 
 // For reports.
 constexpr const char* GemmVariantName(GemmVariant variant) {
-  constexpr const char* kNames[] = {"tiles of up to 32 rows", "tiles of up to 64 rows",
-                                    "tiles of up to 128 rows", "tiles of up to 192 rows"};
+  constexpr const char* kNames[] = {"tiles of 8 rows", "tiles of up to 32 rows",
+                                    "tiles of up to 64 rows", "tiles of up to 128 rows",
+                                    "tiles of up to 192 rows"};
   return kNames[static_cast<int32_t>(variant)];
 }
 
@@ -62,6 +67,14 @@ struct GemmArguments {
   const float* row_scale = nullptr;     // [rows], or null: the activation scale of each row
 };
 
+// Requantizes h to NVFP4 where it is made: every block of 16 channels becomes code * block_scale,
+// with the bits of LaunchRequantize.
+struct HiddenQuantizer {
+  float static_scale = 0;                // 0: h stays as it is
+  const int32_t* slot_of_row = nullptr;  // with stats: -1 is padding, which does not count
+  Nvfp4DeviceStats* stats = nullptr;     // or null
+};
+
 struct GateUpArguments {
   GemmArguments gemm;
   const uint8_t* image = nullptr;     // of x, k = hidden
@@ -71,6 +84,7 @@ struct GateUpArguments {
   float limit = std::numeric_limits<float>::infinity();  // SwigluParams
   float swiglu_alpha = 1;
   float swiglu_add = 0;
+  HiddenQuantizer quantizer;
   uint8_t* h_image = nullptr;  // out, k = intermediate
 };
 

@@ -47,7 +47,9 @@ struct GemmConfig {
   static constexpr uint32_t kTokens = 0;  // first, at a multiple of 1,024
   static constexpr uint32_t kWeights = kTokenStages * kTokenStageBytes;
   static constexpr uint32_t kBarriers = kWeights + kWeightSlots * kBlockBytes;
-  static constexpr uint32_t kSharedBytes = kBarriers + 16 * (kWeightSlots + kTokenStages);
+  static constexpr uint32_t kExchange = kBarriers + 16 * (kWeightSlots + kTokenStages);
+  static constexpr uint32_t kExchangeBytes = GateUpEpilogue::ExchangeBytes(N::kLargest);
+  static constexpr uint32_t kSharedBytes = kExchange + W * kExchangeBytes;
   static_assert(kSharedBytes <= 232448);
   // Of the 65,536 registers; what the producers give, the others take.
   static constexpr int kProducerRegisters = 32;
@@ -416,7 +418,10 @@ __device__ __forceinline__ void RunStrip(const GemmOperands& operands,
   MultiplyStrip<Config, N>(operands.k_blocks, rows * 128u, state, accumulators);
   const StripGroup group = groups.GetAnew(operands);
   if constexpr (!Config::kLoadsAhead) alpha = Epilogue::Load(out, group.tile.expert);
-  Epilogue::template Store<N>(out, alpha, group.tile, group.strip + warpgroup, accumulators);
+  const uint32_t exchange =
+      SharedAddress(shared_memory) + Config::kExchange + warpgroup * Config::kExchangeBytes;
+  Epilogue::template Store<N>(out, alpha, group.tile, group.strip + warpgroup, exchange,
+                              accumulators);
 }
 
 template <class Config, class Epilogue>

@@ -26,7 +26,12 @@ struct GemmKernels {
                                         a.h_image,
                                         PaddedK(a.gemm.shape.intermediate) * 2,
                                         static_cast<int>(shape.strips),
-                                        static_cast<int>(shape.strips / 2)};
+                                        static_cast<int>(shape.strips / 2),
+                                        a.quantizer.static_scale != 0,
+                                        BlockScaler(GlobalScale(a.quantizer.static_scale)),
+                                        a.quantizer.slot_of_row,
+                                        a.quantizer.stats,
+                                        a.gemm.shape.intermediate};
     return Start(GemmKernel<Config, GateUpEpilogue>, Operands(a.gemm, shape, 0, a.image, tiles_of),
                  out, multiprocessors, launch, stream);
   }

@@ -6,6 +6,7 @@
 #include <functional>
 #include <utility>
 
+#include "kernels/sm90_moe/activation_image.h"
 #include "kernels/sm90_moe/gemm_test_problem.h"
 #include "kernels/sm90_moe/pack_expert.h"
 #include "kernels/sm90_moe/reference_gemm.h"
@@ -19,6 +20,7 @@ struct Options {
   bool row_scale = true;
   bool row_weight = true;
   Launch launch = Launch::kAfter;
+  HiddenQuantizer quantizer{};
 };
 
 struct Outputs {
@@ -49,8 +51,11 @@ class Sm90GemmTest : public GpuTest {
     const DeviceArray<uint8_t> image(p.Image(tiles, p.x, p.shape.hidden));
     DeviceArray<uint8_t> h(static_cast<size_t>(ImageBytes(p.rows(), p.shape.intermediate)));
     DeviceArray<float> slots(static_cast<size_t>(p.rows() * p.shape.hidden));
-    const GemmArguments gemm{p.packed.data(), p.shape, device_tiles.data(), count.data(),
-                             options.row_scale ? scale.data() : nullptr};
+    const GemmArguments gemm{.experts = p.packed.data(),
+                             .shape = p.shape,
+                             .tiles = device_tiles.data(),
+                             .tile_count = count.data(),
+                             .row_scale = options.row_scale ? scale.data() : nullptr};
     const GateUpArguments gate_up{gemm,
                                   image.data(),
                                   alpha.data(),
@@ -59,6 +64,7 @@ class Sm90GemmTest : public GpuTest {
                                   options.swiglu.limit,
                                   options.swiglu.alpha,
                                   options.swiglu.add,
+                                  options.quantizer,
                                   h.data()};
     const DownArguments down{gemm, h.data(), alpha.data(), slots.data()};
     EXPECT_TRUE(Finish(run(gate_up, down)));
@@ -229,6 +235,69 @@ TEST_F(Sm90GemmTest, ColumnsOfHBeyondTheIntermediateSizeAreZeros) {
             << GemmVariantName(variant);
       }
     });
+  }
+}
+
+// All that LaunchRequantize reads of a plan.
+struct DevicePlan {
+  DevicePlan(const GemmProblem& p, const std::vector<TokenTile>& own_tiles)
+      : tiles(own_tiles), row_count(std::vector<int32_t>{p.rows()}) {
+    std::vector<int32_t> slots(static_cast<size_t>(p.rows()), -1), of_atom;
+    ForRows(p, [&](size_t, int32_t row) { slots[static_cast<size_t>(row)] = row; });
+    for (size_t i = 0; i < own_tiles.size(); ++i) {
+      of_atom.insert(of_atom.end(), static_cast<size_t>(own_tiles[i].rows / kTileStep),
+                     static_cast<int32_t>(i));
+    }
+    slot_of_row = DeviceArray<int32_t>(slots);
+    tile_of_atom = DeviceArray<int32_t>(of_atom);
+  }
+  TokenPlan plan() {
+    return {.tiles = tiles.data(),
+            .row_count = row_count.data(),
+            .slot_of_row = slot_of_row.data(),
+            .tile_of_atom = tile_of_atom.data()};
+  }
+  DeviceArray<TokenTile> tiles;
+  DeviceArray<int32_t> row_count, slot_of_row{0}, tile_of_atom{0};
+};
+
+TEST_F(Sm90GemmTest, HIsRequantizedAsByAPassOfItsOwn) {
+  GemmProblem p({512, 208}, kUnevenRows, 12);
+  p.alpha_up[4] = 2e36f;  // infinities among the values of h
+  p.alpha_up[6] = 1e-30f;
+  const float scale = 1.0f / 448;
+  for (const GemmVariant variant : kGemmVariants) {
+    SCOPED_TRACE(GemmVariantName(variant));
+    DevicePlan plan(p, p.Tiles(MaxTileRows(variant)));
+    DeviceArray<Nvfp4DeviceStats> fused(std::vector<Nvfp4DeviceStats>(1)),
+        separate(std::vector<Nvfp4DeviceStats>(1));
+    const Outputs want =
+        Run(p, variant, {.swiglu = {}, .row_scale = false},
+            [&](const GateUpArguments& gate_up, const DownArguments& down) {
+              EXPECT_EQ(LaunchGateUp(gate_up, variant, Launch::kAfter, stream.get()), cudaSuccess);
+              EXPECT_EQ(LaunchRequantize({.plan = plan.plan(),
+                                          .max_rows = p.rows(),
+                                          .image = gate_up.h_image,
+                                          .k = p.shape.intermediate,
+                                          .static_scale = scale,
+                                          .stats = separate.data()},
+                                         stream.get()),
+                        cudaSuccess);
+              return LaunchDown(down, variant, Launch::kAfter, stream.get());
+            });
+    const Outputs have = Run(p, variant,
+                             {.swiglu = {},
+                              .row_scale = false,
+                              .quantizer = {.static_scale = scale,
+                                            .slot_of_row = plan.slot_of_row.data(),
+                                            .stats = fused.data()}});
+    ExpectSameBits(p, have, want);
+    const Nvfp4DeviceStats a = fused.Read()[0], b = separate.Read()[0];
+    EXPECT_EQ(std::memcmp(&a, &b, sizeof(a)), 0);
+    EXPECT_GT(a.non_finite, 0u);
+    EXPECT_GT(a.flushed, 0u);
+    EXPECT_GT(a.clipped, 0u);
+    EXPECT_LT(a.at_max, a.blocks);
   }
 }
 

@@ -15,7 +15,7 @@
 //
 // gate_up. One matrix: in each 16 rows of a strip, rows 0..7 are gate and 8..15 up of the same
 // eight channels, so that both end in one thread. Two strips hold 64 channels, and in such an order
-// that the accumulators, written out as they lie, are an image of h.
+// that pairs of accumulators are words of an image of h.
 //
 // Images. Activations as the tensor core reads them from shared memory. The image of a token tile
 // with n rows (a multiple of 8) is [k64 groups][n / 8][1,024 bytes]; the 1,024 bytes are 8 rows of
@@ -129,13 +129,18 @@ struct GateUpRow {
   int64_t channel = 0;
   friend constexpr bool operator==(GateUpRow, GateUpRow) = default;
 };
+// Two strips are 64 channels. A strip of the two has the channels of two NVFP4 blocks of h, 16 t ..
+// 16 t + 15 each, so that it can requantize them: slab w (a warp's) has pieces 2 w and 2 w + 1 of
+// an image's row, and of each the words of both blocks.
 HB_HD constexpr GateUpRow GateUpRowAt(int64_t row) {
-  const int64_t slab = row / 16 % 8, group = row / 128;  // two strips are 8 slabs and 64 channels
-  return {row % 16 >= 8, 64 * group + ColumnAtPosition(8 * slab + row % 8)};
+  const int64_t strip = row / 64 % 2, w = row / 16 % 4, g = row % 8;
+  const int64_t piece = 2 * w + g / 4, t = 2 * strip + g / 2 % 2;
+  return {row % 16 >= 8, row / 128 * 64 + 16 * t + 2 * piece + g % 2};
 }
 HB_HD constexpr int64_t RowOfGateUp(GateUpRow at) {
-  const int64_t position = KPosition(at.channel % 64);
-  return at.channel / 64 * 128 + position / 8 * 16 + (at.up ? 8 : 0) + position % 8;
+  const int64_t t = at.channel % 64 / 16, piece = at.channel % 16 / 2;
+  const int64_t g = piece % 2 * 4 + t % 2 * 2 + at.channel % 2;
+  return at.channel / 64 * 128 + t / 2 * 64 + piece / 2 * 16 + (at.up ? 8 : 0) + g;
 }
 
 // One expert. hidden and intermediate are multiples of 16.

@@ -98,6 +98,11 @@ __device__ __forceinline__ void MathBarrier() {
   asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
 }
 
+// Of one of them.
+__device__ __forceinline__ void WarpgroupBarrier() {
+  asm volatile("bar.sync %0, 128;" ::"r"(1 + threadIdx.x / 128) : "memory");
+}
+
 template <int kRegisters>
 __device__ __forceinline__ void TakeRegisters() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -114,6 +119,17 @@ __device__ __forceinline__ uint4 LoadShared16(uint32_t address) {
                : "r"(address)
                : "memory");
   return v;
+}
+__device__ __forceinline__ float2 LoadShared8(uint32_t address) {
+  float2 v;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");
+  return v;
+}
+__device__ __forceinline__ void StoreShared8(uint32_t address, float2 v) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(v.x), "f"(v.y) : "memory");
+}
+__device__ __forceinline__ void StoreShared4(uint32_t address, uint32_t v) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
 }
 // An 8 x 8 matrix of 16-bit numbers over the lanes of a warp, transposed.
 __device__ __forceinline__ uint32_t Transpose8x8(uint32_t pair) {

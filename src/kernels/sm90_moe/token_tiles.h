@@ -38,6 +38,18 @@ HB_HD constexpr int32_t WideTilesOfExpert(int32_t rows, int32_t tiles, int32_t w
   return each + kTileStep > wide_rows ? atoms % tiles : 0;
 }
 
+// The dispatch plan: which row each slot takes, and the tiles. Device memory; sizes follow from the
+// slots and local experts.
+struct TokenPlan {
+  TokenTile* tiles = nullptr;       // [MaxTokenTiles]
+  int32_t* tile_count = nullptr;    // [2]: all, and the wide ones, which come first
+  int32_t* row_count = nullptr;     // [1], padding included
+  int32_t* row_of_slot = nullptr;   // [slots]; -1: no local expert
+  int32_t* slot_of_row = nullptr;   // [MaxTokenRows]; -1: padding; written up to row_count
+  int32_t* tile_of_atom = nullptr;  // [MaxTokenRows / 8]: the tile of rows 8 i .. 8 i + 7
+  int32_t* counts = nullptr;        // [PlanChunks(slots) * experts], scratch
+};
+
 // Rows, padding included, that `slots` slots can need on `experts` experts: reached, not estimated.
 HB_HD constexpr int64_t MaxTokenRows(int64_t slots, int64_t experts) {
   const int64_t used = slots < experts ? slots : experts;

@@ -60,8 +60,6 @@ Status CheckPointer(const void* pointer, int64_t alignment, std::string_view nam
   return {};
 }
 
-float ValueOr0(const std::optional<GlobalScale>& scale) { return scale ? scale->value() : 0.0f; }
-
 }  // namespace
 
 Result<CudaMoeLayer> CudaMoeLayer::Create(const CudaDevice& device, const MoeParams& params,
@@ -184,9 +182,17 @@ Status CudaMoeLayer::RunStep(Step step, cudaStream_t stream, const CudaMoeCall& 
   return {};
 }
 
+// With more tokens a pass of its own takes less time than longer epilogues (docs/performance.md).
+bool CudaMoeLayer::GateUpRequantizes(const CudaMoeCall& call) const {
+  return params_.arithmetic == Arithmetic::kW4a4 && params_.down_input_scale.has_value() &&
+         VariantFor(call.tokens, call.top_k) == sm90::GemmVariant::kFew &&
+         products_ == CudaMoeProducts::kTensorCore;
+}
+
 cudaError_t CudaMoeLayer::Plan(cudaStream_t stream, const CudaMoeCall& call,
                                const CudaMoeWorkspace& workspace) const {
   const sm90::GemmVariant variant = VariantFor(call.tokens, call.top_k);
+  if (variant == sm90::GemmVariant::kFew) return cudaSuccess;  // made by Gather
   return LaunchTokenPlan({.topk_ids = call.topk_ids,
                           .slots = call.tokens * call.top_k,
                           .local_of_global = local_of_global_.as<int32_t>(),
@@ -197,7 +203,41 @@ cudaError_t CudaMoeLayer::Plan(cudaStream_t stream, const CudaMoeCall& call,
                          workspace.layout_.plan, stream);
 }
 
-sm90::GemmArguments CudaMoeLayer::Gemm(const CudaMoeWorkspace& workspace, bool scaled_rows) const {
+sm90::FewSlots CudaMoeLayer::FewSlotsOf(const CudaMoeCall& call) const {
+  if (VariantFor(call.tokens, call.top_k) != sm90::GemmVariant::kFew) return {};
+  return {.topk_ids = call.topk_ids,
+          .slots = static_cast<int32_t>(call.tokens * call.top_k),
+          .local_of_global = local_of_global_.as<int32_t>(),
+          .global_experts = placement_.experts()};
+}
+
+sm90::ActivationQuantizer CudaMoeLayer::Quantizer(const std::optional<GlobalScale>& scale,
+                                                  Nvfp4DeviceStats* stats) const {
+  if (params_.arithmetic != Arithmetic::kW4a4) return {};
+  return {.quantize = true, .static_scale = scale ? scale->value() : 0, .stats = stats};
+}
+
+cudaError_t CudaMoeLayer::Gather(cudaStream_t stream, const CudaMoeCall& call,
+                                 const CudaMoeWorkspace& workspace) const {
+  const CudaMoeWorkspace::Layout& layout = workspace.layout_;
+  Nvfp4DeviceStats* stats = call.counters != nullptr ? &call.counters->gate_up : nullptr;
+  return sm90::LaunchGather({.plan = layout.plan,
+                             .few = FewSlotsOf(call),
+                             .tokens = call.tokens,
+                             .x = call.hidden,
+                             .k = params_.hidden,
+                             .top_k = call.top_k,
+                             .quantizer = Quantizer(params_.gate_up_input_scale, stats),
+                             .slot_weights = WeightsBeforeDown() ? call.topk_weights : nullptr,
+                             .image = layout.image,
+                             .row_scales = layout.row_scales,
+                             .row_weights = layout.row_weights},
+                            stream);
+}
+
+sm90::GemmArguments CudaMoeLayer::Gemm(const CudaMoeWorkspace& workspace,
+                                       const std::optional<GlobalScale>& input_scale) const {
+  const bool scaled_rows = params_.arithmetic == Arithmetic::kW4a4 && !input_scale;
   return {.experts = experts_.as<uint8_t>(),
           .shape = shape_,
           .tiles = workspace.layout_.plan.tiles,
@@ -205,48 +245,31 @@ sm90::GemmArguments CudaMoeLayer::Gemm(const CudaMoeWorkspace& workspace, bool s
           .row_scale = scaled_rows ? workspace.layout_.row_scales : nullptr};
 }
 
+sm90::GateUpArguments CudaMoeLayer::GateUpOf(const CudaMoeCall& call,
+                                             const CudaMoeWorkspace& workspace) const {
+  const CudaMoeWorkspace::Layout& layout = workspace.layout_;
+  sm90::GateUpArguments arguments{.gemm = Gemm(workspace, params_.gate_up_input_scale),
+                                  .image = layout.image,
+                                  .alpha_gate = alphas_.as<float>(),
+                                  .alpha_up = alphas_.as<float>() + placement_.local_experts(),
+                                  .row_weight = WeightsBeforeDown() ? layout.row_weights : nullptr,
+                                  .limit = params_.swiglu.limit,
+                                  .swiglu_alpha = params_.swiglu.alpha,
+                                  .swiglu_add = params_.swiglu.add,
+                                  .h_image = layout.h_image};
+  if (GateUpRequantizes(call)) {
+    arguments.quantizer = {.static_scale = params_.down_input_scale->value(),
+                           .slot_of_row = layout.plan.slot_of_row,
+                           .stats = call.counters != nullptr ? &call.counters->down : nullptr};
+  }
+  return arguments;
+}
+
 cudaError_t CudaMoeLayer::GateUp(cudaStream_t stream, const CudaMoeCall& call,
                                  const CudaMoeWorkspace& workspace) const {
-  const CudaMoeWorkspace::Layout& layout = workspace.layout_;
-  const bool quantized = params_.arithmetic == Arithmetic::kW4a4;
-  const bool scaled_rows = quantized && !params_.gate_up_input_scale;
-  if (quantized) {
-    const cudaError_t error =
-        LaunchQuantizeRows({.x = call.hidden,
-                            .rows = call.tokens,
-                            .k = params_.hidden,
-                            .static_scale = ValueOr0(params_.gate_up_input_scale),
-                            .decoded = layout.decoded,
-                            .row_scales = scaled_rows ? layout.token_scales : nullptr,
-                            .stats = call.counters != nullptr ? &call.counters->gate_up : nullptr},
-                           stream);
-    if (error != cudaSuccess) return error;
-  }
-  const bool weigh = params_.placement == RoutingWeightPlacement::kBeforeDown;
-  const cudaError_t error =
-      sm90::LaunchGather({.rows = Rows(call, workspace),
-                          .row_of_slot = layout.plan.row_of_slot,
-                          .tokens = call.tokens,
-                          .x = quantized ? layout.decoded : call.hidden,
-                          .k = params_.hidden,
-                          .top_k = call.top_k,
-                          .token_scales = scaled_rows ? layout.token_scales : nullptr,
-                          .slot_weights = weigh ? call.topk_weights : nullptr,
-                          .image = layout.image,
-                          .row_scales = layout.row_scales,
-                          .row_weights = layout.row_weights},
-                         stream);
+  const cudaError_t error = Gather(stream, call, workspace);
   if (error != cudaSuccess) return error;
-  const sm90::GateUpArguments arguments{
-      .gemm = Gemm(workspace, scaled_rows),
-      .image = layout.image,
-      .alpha_gate = alphas_.as<float>(),
-      .alpha_up = alphas_.as<float>() + placement_.local_experts(),
-      .row_weight = weigh ? layout.row_weights : nullptr,
-      .limit = params_.swiglu.limit,
-      .swiglu_alpha = params_.swiglu.alpha,
-      .swiglu_add = params_.swiglu.add,
-      .h_image = layout.h_image};
+  const sm90::GateUpArguments arguments = GateUpOf(call, workspace);
   if (products_ == CudaMoeProducts::kReference) {
     return sm90::LaunchReferenceGateUp(arguments, stream);
   }
@@ -254,27 +277,31 @@ cudaError_t CudaMoeLayer::GateUp(cudaStream_t stream, const CudaMoeCall& call,
                             sm90::Launch::kDependent, stream);
 }
 
+cudaError_t CudaMoeLayer::Requantize(cudaStream_t stream, const CudaMoeCall& call,
+                                     const CudaMoeWorkspace& workspace) const {
+  const std::optional<GlobalScale>& scale = params_.down_input_scale;
+  return sm90::LaunchRequantize(
+      {.plan = workspace.layout_.plan,
+       .max_rows = sm90::MaxTokenRows(call.tokens * call.top_k, placement_.local_experts()),
+       .image = workspace.layout_.h_image,
+       .k = params_.intermediate,
+       .static_scale = scale ? scale->value() : 0,
+       .row_scales = scale ? nullptr : workspace.layout_.row_scales,
+       .stats = call.counters != nullptr ? &call.counters->down : nullptr},
+      stream);
+}
+
 cudaError_t CudaMoeLayer::Down(cudaStream_t stream, const CudaMoeCall& call,
                                const CudaMoeWorkspace& workspace) const {
-  const CudaMoeWorkspace::Layout& layout = workspace.layout_;
-  const bool quantized = params_.arithmetic == Arithmetic::kW4a4;
-  const bool scaled_rows = quantized && !params_.down_input_scale;
-  if (quantized) {
-    const cudaError_t error =
-        sm90::LaunchRequantize({.rows = Rows(call, workspace),
-                                .image = layout.h_image,
-                                .k = params_.intermediate,
-                                .static_scale = ValueOr0(params_.down_input_scale),
-                                .row_scales = scaled_rows ? layout.row_scales : nullptr,
-                                .stats = call.counters != nullptr ? &call.counters->down : nullptr},
-                               stream);
+  if (params_.arithmetic == Arithmetic::kW4a4 && !GateUpRequantizes(call)) {
+    const cudaError_t error = Requantize(stream, call, workspace);
     if (error != cudaSuccess) return error;
   }
   const sm90::DownArguments arguments{
-      .gemm = Gemm(workspace, scaled_rows),
-      .image = layout.h_image,
+      .gemm = Gemm(workspace, params_.down_input_scale),
+      .image = workspace.layout_.h_image,
       .alpha = alphas_.as<float>() + 2 * int64_t{placement_.local_experts()},
-      .slot_values = layout.slot_values};
+      .slot_values = workspace.layout_.slot_values};
   if (products_ == CudaMoeProducts::kReference) {
     return sm90::LaunchReferenceDown(arguments, stream);
   }
@@ -284,10 +311,9 @@ cudaError_t CudaMoeLayer::Down(cudaStream_t stream, const CudaMoeCall& call,
 
 cudaError_t CudaMoeLayer::Combine(cudaStream_t stream, const CudaMoeCall& call,
                                   const CudaMoeWorkspace& workspace) const {
-  const bool weigh = params_.placement == RoutingWeightPlacement::kAfterDown;
   return LaunchCombine({.slot_values = workspace.layout_.slot_values,
                         .row_of_slot = workspace.layout_.plan.row_of_slot,
-                        .slot_weights = weigh ? call.topk_weights : nullptr,
+                        .slot_weights = WeightsBeforeDown() ? nullptr : call.topk_weights,
                         .tokens = call.tokens,
                         .top_k = call.top_k,
                         .hidden = params_.hidden,
@@ -295,16 +321,6 @@ cudaError_t CudaMoeLayer::Combine(cudaStream_t stream, const CudaMoeCall& call,
                         .out = call.out,
                         .out_is_bf16 = call.output == CudaMoeOutput::kBf16},
                        stream);
-}
-
-sm90::ImageRows CudaMoeLayer::Rows(const CudaMoeCall& call,
-                                   const CudaMoeWorkspace& workspace) const {
-  const TokenPlan& plan = workspace.layout_.plan;
-  return {.tiles = plan.tiles,
-          .row_count = plan.row_count,
-          .slot_of_row = plan.slot_of_row,
-          .tile_of_atom = plan.tile_of_atom,
-          .max_rows = sm90::MaxTokenRows(call.tokens * call.top_k, placement_.local_experts())};
 }
 
 }  // namespace halfbyte

@@ -1,8 +1,11 @@
 // The experts of one mixture-of-experts layer on a GPU of the Hopper family: moe_layer.h's rules
 // with its kW4a16 and kW4a4, computed by kernels/sm90_moe.
 //
-//   plan -> (kW4a4: quantize hidden) -> gather -> gate_up, SwiGLU -> (kW4a4: requantize h) -> down
+//   plan -> gather (kW4a4: quantize hidden) -> gate_up, SwiGLU -> (kW4a4: requantize h) -> down
 //        -> combine
+//
+// In calls of few slots (sm90::GemmVariant::kFew) the gather makes the plan and gate_up requantizes
+// h, unless each row of h has a scale of its own, which takes all of the row.
 //
 // Rounding points are those of the CPU. What differs: sums over K are formed by the tensor core in
 // fp32, so results agree within the tolerance of those sums, not bit for bit; in kW4a4 a value of h
@@ -103,12 +106,24 @@ class CudaMoeLayer {
   Status Upload(const CudaDevice& device, std::span<const ExpertWeights> experts,
                 std::string_view name, const std::function<void(LocalExpert)>& release);
   Status CheckCall(const CudaMoeCall& call, const CudaMoeWorkspace& workspace) const;
-  sm90::GemmArguments Gemm(const CudaMoeWorkspace& workspace, bool scaled_rows) const;
-  sm90::ImageRows Rows(const CudaMoeCall& call, const CudaMoeWorkspace& workspace) const;
+  bool WeightsBeforeDown() const {
+    return params_.placement == RoutingWeightPlacement::kBeforeDown;
+  }
+  bool GateUpRequantizes(const CudaMoeCall& call) const;
+  sm90::FewSlots FewSlotsOf(const CudaMoeCall& call) const;  // none, if they are many
+  sm90::ActivationQuantizer Quantizer(const std::optional<GlobalScale>& scale,
+                                      Nvfp4DeviceStats* stats) const;
+  sm90::GemmArguments Gemm(const CudaMoeWorkspace& workspace,
+                           const std::optional<GlobalScale>& input_scale) const;
+  sm90::GateUpArguments GateUpOf(const CudaMoeCall& call, const CudaMoeWorkspace& workspace) const;
   cudaError_t Plan(cudaStream_t stream, const CudaMoeCall& call,
                    const CudaMoeWorkspace& workspace) const;
+  cudaError_t Gather(cudaStream_t stream, const CudaMoeCall& call,
+                     const CudaMoeWorkspace& workspace) const;
   cudaError_t GateUp(cudaStream_t stream, const CudaMoeCall& call,
                      const CudaMoeWorkspace& workspace) const;
+  cudaError_t Requantize(cudaStream_t stream, const CudaMoeCall& call,
+                         const CudaMoeWorkspace& workspace) const;
   cudaError_t Down(cudaStream_t stream, const CudaMoeCall& call,
                    const CudaMoeWorkspace& workspace) const;
   cudaError_t Combine(cudaStream_t stream, const CudaMoeCall& call,

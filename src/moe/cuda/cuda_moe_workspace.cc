@@ -44,8 +44,6 @@ CudaMoeWorkspace::Layout CudaMoeWorkspace::Lay(std::byte* memory, const MoeLimit
   layout.plan.slot_of_row = pieces.Take<int32_t>(rows);
   layout.plan.tile_of_atom = pieces.Take<int32_t>(rows / sm90::kAtomRows);
   layout.plan.counts = pieces.Take<int32_t>(PlanChunks(slots) * limits.experts);
-  layout.decoded = pieces.Take<Bf16>(limits.tokens * limits.hidden);
-  layout.token_scales = pieces.Take<float>(limits.tokens);
   layout.row_scales = pieces.Take<float>(rows);
   layout.row_weights = pieces.Take<float>(rows);
   const int64_t image_bytes = sm90::ImageBytes(rows, limits.hidden);

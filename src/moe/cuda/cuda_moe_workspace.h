@@ -8,7 +8,6 @@
 #include "device/cuda/device_buffer.h"
 #include "moe/cuda/token_plan.h"
 #include "moe/moe_workspace.h"
-#include "numerics/bf16.h"
 
 namespace halfbyte {
 
@@ -31,10 +30,8 @@ class CudaMoeWorkspace {
   // Where everything lies, at full capacity, whatever a call needs of it.
   struct Layout {
     TokenPlan plan;
-    Bf16* decoded = nullptr;        // [tokens, hidden], w4a4: code * block_scale of hidden
-    float* token_scales = nullptr;  // [tokens], w4a4 without a static scale
-    float* row_scales = nullptr;    // [rows], the same by row, for gate_up and then for down
-    float* row_weights = nullptr;   // [rows]
+    float* row_scales = nullptr;   // [rows], w4a4 without a static scale: of x, then of h
+    float* row_weights = nullptr;  // [rows]
     // The image of hidden [rows, PaddedK(hidden)] is read by gate_up only and shares its memory
     // with what comes after that: the slot values [rows, hidden].
     uint8_t* image = nullptr;

@@ -18,16 +18,7 @@ namespace halfbyte {
 inline constexpr int64_t kMaxPlanExperts = 2048;  // local ones
 inline constexpr int64_t kMaxPlanSlots = int64_t{1} << 26;
 
-// All in device memory. Sizes follow from the slots and local experts.
-struct TokenPlan {
-  sm90::TokenTile* tiles = nullptr;  // [MaxTokenTiles]
-  int32_t* tile_count = nullptr;     // [2]: all, and the wide ones, which come first
-  int32_t* row_count = nullptr;      // [1], padding included
-  int32_t* row_of_slot = nullptr;    // [slots]; -1: no local expert
-  int32_t* slot_of_row = nullptr;    // [MaxTokenRows]; -1: padding; written up to row_count
-  int32_t* tile_of_atom = nullptr;   // [MaxTokenRows / 8]: the tile of rows 8 i .. 8 i + 7
-  int32_t* counts = nullptr;         // [PlanChunks(slots) * experts], scratch
-};
+using sm90::TokenPlan;
 
 // Pieces in which slots are counted before they are placed.
 inline constexpr int64_t kPlanChunkSlots = 2048;
