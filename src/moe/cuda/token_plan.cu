@@ -226,50 +226,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// All of it for up to 32 slots, in one warp: lane i has slot i, and the first slot of an expert
-// speaks for the expert.
-__global__ void __launch_bounds__(32)
-    PlanFewSlots(const TokenPlanArguments arguments, const TokenPlan plan) {
-  const int lane = threadIdx.x;
-  const int32_t e = LocalExpertOf(arguments, lane);
-  const unsigned same = __match_any_sync(kAllLanes, e);
-  const int32_t position = __popc(same & ((1u << lane) - 1));
-  const bool speaks = e >= 0 && position == 0;
-  const int32_t rows = __popc(same);
-  const Sizes own = speaks ? SizesOfExpert(arguments, rows) : Sizes{0, 0, 0};
-  const uint64_t packed = Pack(own);
-  uint64_t before = 0, total = 0;  // of the experts below this one, and of all
-  for (int i = 0; i < 32; ++i) {
-    const uint64_t other = __shfl_sync(kAllLanes, packed, i);
-    total += other;
-    if (__shfl_sync(kAllLanes, e, i) < e) before += other;
-  }
-  const Sizes first = Unpack(before), all = Unpack(total);
-  LetNextStart();
-  const int32_t first_row = first.atoms * kTileStep;
-  if (lane < arguments.slots) {
-    plan.row_of_slot[lane] = e >= 0 ? first_row + position : -1;
-    if (e >= 0) plan.slot_of_row[first_row + position] = lane;
-  }
-  const int32_t tiles = own.wide + own.narrow;
-  for (int32_t i = 0; i < tiles; ++i) {
-    const sm90::TokenTile tile = sm90::TileOfExpert(e, first_row, rows, i, tiles);
-    const int32_t index = i < own.wide ? first.wide + i : all.wide + first.narrow + i - own.wide;
-    plan.tiles[index] = tile;
-    for (int32_t atom = 0; atom < tile.rows / kTileStep; ++atom) {
-      plan.tile_of_atom[tile.row_begin / kTileStep + atom] = index;
-    }
-  }
-  for (int32_t row = rows; speaks && row < own.atoms * kTileStep; ++row) {
-    plan.slot_of_row[first_row + row] = -1;
-  }
-  if (lane == 0) {
-    plan.tile_count[0] = all.wide + all.narrow;
-    plan.tile_count[1] = all.wide;
-    *plan.row_count = all.atoms * kTileStep;
-  }
-}
-
 int PlanSharedBytes(int64_t experts) {
   return static_cast<int>((kWarps + 4) * experts * int64_t{sizeof(int32_t)});
 }
@@ -283,10 +239,6 @@ cudaError_t PrepareTokenPlan() {
 
 cudaError_t LaunchTokenPlan(const TokenPlanArguments& arguments, const TokenPlan& plan,
                             cudaStream_t stream) {
-  if (arguments.slots <= 32) {
-    PlanFewSlots<<<1, 32, 0, stream>>>(arguments, plan);
-    return cudaGetLastError();
-  }
   const auto chunks = static_cast<unsigned>(PlanChunks(arguments.slots));
   if (chunks > 1) {
     const auto bytes = static_cast<size_t>(arguments.local_experts) * sizeof(int32_t);
