@@ -53,12 +53,13 @@ run_sanitize() {
   for tool in memcheck racecheck; do
     limited 150 "${tool}_layer" compute-sanitizer --tool "$tool" --error-exitcode 9 \
       "$here/bin/capi_cuda_test" --gtest_filter='*GivesTheBits*:*Captured*:*RoutesAs*:*Ranks*'
-    limited 200 "${tool}_variants" compute-sanitizer --tool "$tool" --error-exitcode 9 \
-      "$here/bin/moe_cuda_test" --gtest_filter='*InEveryVariant'
     limited 100 "${tool}_metadata" compute-sanitizer --tool "$tool" --error-exitcode 9 \
       "$here/bin/sparse_metadata_cuda_test"
     grep -h SUMMARY "$out/${tool}"_*.txt
   done
+  # Not racecheck: it does not follow the barriers by which a ring's stage is given back.
+  limited 100 memcheck_variants compute-sanitizer --tool memcheck --error-exitcode 9 \
+    "$here/bin/moe_cuda_test" --gtest_filter='*InEveryVariant'
 }
 
 run_bench() {
