@@ -67,11 +67,11 @@ struct GateUpEpilogue {
 
   // h of token 8 j + lane / 4 of `atoms` atoms, requantized. A block of sixteen channels lies in
   // two lanes of each of the four warps, which meet in shared memory: an entry of 16 bytes holds
-  // the warps' magnitudes of a block, then its scaling.
+  // the warps' magnitudes of a block, then its scaling. Returns the block that this thread scaled.
   template <int kAtOnce>
-  static __device__ __forceinline__ void Requantize(const Arguments& a, int64_t first_row,
-                                                    int atoms, int strip, uint32_t exchange,
-                                                    uint32_t (&words)[kAtOnce]) {
+  static __device__ __forceinline__ Magnitudes Requantize(const Arguments& a, int atoms,
+                                                          uint32_t exchange,
+                                                          uint32_t (&words)[kAtOnce]) {
     int thread = static_cast<int>(threadIdx.x) % 128;
     asm volatile("" : "+r"(thread));  // or what follows from it would stay in registers
     const int lane = thread % 32;
@@ -82,16 +82,13 @@ struct GateUpEpilogue {
       if (lane % 4 < 2) StoreShared4(own + j * 256 + thread / 32 * 4, pair.bits);
     }
     WarpgroupBarrier();
-    if (thread / 32 * 2 < atoms) {
-      const bool inside = thread / 16 < atoms;
+    Magnitudes block;
+    if (thread / 16 < atoms) {
       const uint32_t entry = exchange + thread * 16;
       const uint4 warps = LoadShared16(entry);
-      const Magnitudes block = Join(Join({warps.x}, {warps.y}), Join({warps.z}, {warps.w}));
+      block = Join(Join({warps.x}, {warps.y}), Join({warps.z}, {warps.w}));
       const BlockScaling scaling(block, a.scaler);
-      if (inside) StoreShared8(entry, {scaling.scale, scaling.multiplier});
-      if (a.stats != nullptr) {
-        Count(a, block, inside ? first_row + thread / 2 : -1, 2 * strip + thread % 2);
-      }
+      StoreShared8(entry, {scaling.scale, scaling.multiplier});
     }
     WarpgroupBarrier();
 #pragma unroll
@@ -103,15 +100,22 @@ struct GateUpEpilogue {
       words[j] = scaling.RequantizePair(words[j]);
     }
     WarpgroupBarrier();  // before the next entries
+    return block;
   }
-  // One block of each lane, of row `row`, unless that is -1.
-  static __device__ __noinline__ void Count(const Arguments& a, Magnitudes block, int64_t row,
-                                            int64_t index) {
+  // Whether the block that this thread scales is one of h, not of padding.
+  static __device__ __forceinline__ bool Counts(const Arguments& a, int64_t first_row, int atoms,
+                                                int strip) {
+    const int thread = static_cast<int>(threadIdx.x) % 128;
+    return a.stats != nullptr && thread / 16 < atoms &&
+           (2 * strip + thread % 2) * kNvfp4Block < a.intermediate &&
+           __ldcg(a.slot_of_row + first_row + thread / 2) >= 0;
+  }
+  // One block of each lane that counts.
+  static __device__ __noinline__ void Count(const BlockScaler& scaler, Magnitudes block,
+                                            bool counts, Nvfp4DeviceStats* to) {
     ThreadStats stats;
-    if (row >= 0 && a.slot_of_row[row] >= 0 && index * kNvfp4Block < a.intermediate) {
-      a.scaler.Count(block, &stats.sum);
-    }
-    stats.AddTo(a.stats);
+    if (counts) scaler.Count(block, &stats.sum);
+    stats.AddTo(to);
   }
 
   template <int N>
@@ -129,6 +133,7 @@ struct GateUpEpilogue {
     for (int j = 0; j < N / 8; j += kAtOnce) {
       const int atoms = min(kAtOnce, tile.rows / 8 - j);
       if (atoms <= 0) break;
+      const bool counts = a.requantizes && Counts(a, tile.row_begin + 8 * j, atoms, strip);
       uint32_t words[kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
@@ -146,14 +151,14 @@ struct GateUpEpilogue {
         const __nv_bfloat162 pair = __floats2bfloat162_rn(h0, h1);
         words[i] = Transpose8x8(*reinterpret_cast<const uint32_t*>(&pair));
       }
-      if (a.requantizes) {
-        Requantize(a, tile.row_begin + 8 * j, atoms, strip, exchange, words);
-      }
+      Magnitudes block;
+      if (a.requantizes) block = Requantize(a, atoms, exchange, words);
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         if (i >= atoms || j + i >= N / 8) break;
         *reinterpret_cast<uint32_t*>(to + (j + i) * kAtomBytes) = words[i];
       }
+      if (__any_sync(0xffffffffu, counts)) Count(a.scaler, block, counts, a.stats);
     }
     if (strip == a.strips - 1) {
       const int64_t end = tile.rows * a.row_bytes;
