@@ -56,12 +56,14 @@ Result<Bytes> MapHuge(int64_t bytes, const char* what) {
 // The next piece of the shared mapping; of a new one, where it does not fit.
 Result<Bytes> TakeShared(int64_t bytes, const char* what) {
   static std::mutex mutex;
-  static Bytes shared;
-  static int64_t taken = kShared;
+  static std::weak_ptr<std::byte> current;  // its pieces own it
+  static int64_t taken = 0;
   const std::lock_guard lock(mutex);
   const int64_t pages = RoundUp(bytes, kPage);
-  if (taken + pages > kShared) {
+  Bytes shared = current.lock();
+  if (shared == nullptr || taken + pages > kShared) {
     HB_ASSIGN_OR_RETURN(shared, MapHuge(kShared, what));
+    current = shared;
     taken = 0;
   }
   Bytes piece(shared, shared.get() + taken);

@@ -17,18 +17,9 @@ Status CudaStream::Synchronize() const {
   return CudaStatus(cudaStreamSynchronize(get()), "work on the GPU");
 }
 
-Result<CudaEvent> CudaEvent::Create() {
+Result<CudaEvent> CudaEvent::CreateWith(unsigned flags) {
   cudaEvent_t event = nullptr;
-  HB_RETURN_IF_ERROR(CudaStatus(cudaEventCreate(&event), "CUDA event"));
-  CudaEvent owner;
-  owner.event_.reset(event);
-  return owner;
-}
-
-Result<CudaEvent> CudaEvent::CreateUntimed() {
-  cudaEvent_t event = nullptr;
-  HB_RETURN_IF_ERROR(
-      CudaStatus(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "CUDA event"));
+  HB_RETURN_IF_ERROR(CudaStatus(cudaEventCreateWithFlags(&event, flags), "CUDA event"));
   CudaEvent owner;
   owner.event_.reset(event);
   return owner;

@@ -27,9 +27,9 @@ class CudaStream {
 
 class CudaEvent {
  public:
-  static Result<CudaEvent> Create();
+  static Result<CudaEvent> Create() { return CreateWith(cudaEventDefault); }
   // One that takes no time of the device to record, and none can be read off it.
-  static Result<CudaEvent> CreateUntimed();
+  static Result<CudaEvent> CreateUntimed() { return CreateWith(cudaEventDisableTiming); }
   Status Record(const CudaStream& stream) const { return Record(stream.get()); }
   Status Record(cudaStream_t stream) const;
   // For capture: each replay of the graph records the event anew.
@@ -40,6 +40,8 @@ class CudaEvent {
   static Result<double> Seconds(const CudaEvent& start, const CudaEvent& end);
 
  private:
+  static Result<CudaEvent> CreateWith(unsigned flags);
+
   struct Destroy {
     void operator()(cudaEvent_t event) const { cudaEventDestroy(event); }
   };
