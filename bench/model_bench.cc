@@ -50,20 +50,29 @@ std::vector<int32_t> Prompt(const Transformer& model) {
   return tokens;
 }
 
+// One step of kPrompt tokens, of one prompt or of several short ones.
 void Prefill(benchmark::State& state) {
   Transformer& model = Model(static_cast<int>(state.range(0)));
-  const std::vector<int32_t> prompt = Prompt(model);
+  const int64_t count = state.range(1);
+  const std::vector<int32_t> tokens = Prompt(model);
+  const auto prompt = std::span(tokens).first(static_cast<size_t>(kPrompt / count));
   for (auto _ : state) {
-    const auto cache = *model.NewCache({.context_tokens = kPrompt});
-    Sequence sequence = *cache->NewSequence();
-    const BatchItem item{&sequence, prompt};
-    benchmark::DoNotOptimize(*model.Forward(*cache, {&item, 1}));
+    const auto cache =
+        *model.NewCache({.sequences = count, .context_tokens = kPrompt + count * 128});
+    std::vector<Sequence> sequences;
+    std::vector<BatchItem> batch;
+    for (int64_t i = 0; i < count; ++i) sequences.push_back(*cache->NewSequence());
+    for (Sequence& sequence : sequences) batch.push_back({&sequence, prompt});
+    benchmark::DoNotOptimize(*model.Forward(*cache, batch));
   }
   state.counters["tokens/s"] = benchmark::Counter(static_cast<double>(state.iterations() * kPrompt),
                                                   benchmark::Counter::kIsRate);
 }
-BENCHMARK(Prefill)->ArgName("threads")->Arg(1)->Arg(2)->UseRealTime()->Unit(
-    benchmark::kMillisecond);
+BENCHMARK(Prefill)
+    ->ArgNames({"threads", "prompts"})
+    ->ArgsProduct({{1, 2}, {1, 8}})
+    ->UseRealTime()
+    ->Unit(benchmark::kMillisecond);
 
 // Each iteration adds one token to each sequence, which start with the whole prompt.
 void Decode(benchmark::State& state) {
@@ -100,6 +109,7 @@ void Decode(benchmark::State& state) {
 BENCHMARK(Decode)
     ->ArgNames({"threads", "sequences"})
     ->Args({1, 1})
+    ->Args({1, 4})
     ->Args({2, 1})
     ->Args({2, 8})
     ->UseRealTime()
