@@ -25,6 +25,22 @@ inline float Dot(const float* a, const float* b, int64_t n) {
 
 inline float SumOfSquares(const float* x, int64_t n) { return Dot(x, x, n); }
 
+// The same for neighbouring rows: four at a time, as each addition waits for the one before.
+inline void SumsOfSquares(const float* x, int64_t rows, int64_t n, float* sums) {
+  int64_t r = 0;
+  for (; n % 16 == 0 && r + 4 <= rows; r += 4, x += 4 * n) {
+    F32x16 acc[4] = {Zero16(), Zero16(), Zero16(), Zero16()};
+    for (int64_t i = 0; i < n; i += 16) {
+      for (int64_t j = 0; j < 4; ++j) {
+        const F32x16 values = Load16(x + j * n + i);
+        acc[j] = Fma(values, values, acc[j]);
+      }
+    }
+    SumFour(acc, 1.0f, sums + r);
+  }
+  for (; r < rows; ++r, x += n) sums[r] = SumOfSquares(x, n);
+}
+
 // y[i] += a * x[i]
 inline void AddScaled(float a, const float* x, float* y, int64_t n) {
   const F32x16 factor = Set16(a);
@@ -38,6 +54,7 @@ inline void AddScaled(float a, const float* x, float* y, int64_t n) {
 using HB_SIMD_NAMESPACE::AddScaled;
 using HB_SIMD_NAMESPACE::Dot;
 using HB_SIMD_NAMESPACE::SumOfSquares;
+using HB_SIMD_NAMESPACE::SumsOfSquares;
 
 // Rows of `columns` elements that make a piece worth handing to another thread.
 constexpr int64_t RowsPerPiece(int64_t columns) {

@@ -84,17 +84,21 @@ struct Step {
     return kind == AttentionKind::kWindow ? window_angles : compressed_angles;
   }
 
-  // Runs body(first, count) on ranges of the tokens, side by side: a thread takes its tokens
-  // through several kernels while their rows are in its cache, and from one such loop to the next
-  // mostly the same tokens. (The kernels' own loops then run in their caller. With fewer tokens
-  // than threads there is one range, and they share out what they can.)
+  // Runs body(first, count) on ranges of at most kMostTokens, side by side: a thread takes its
+  // tokens through several kernels while their rows are in its cache, and from one such loop to the
+  // next mostly the same tokens. (The kernels' own loops then run in their caller. With fewer
+  // tokens than threads there is one range, and they share out what they can.)
   template <class Body>
   void ForTokens(const Body& body) const {
     constexpr int64_t kMostTokens = 8;
     const int64_t threads = context->pool().threads();
     const int64_t each = std::min((tokens + threads - 1) / threads, kMostTokens);
     context->pool().ParallelFor(tokens, tokens < threads ? tokens : each,
-                                [&](int64_t begin, int64_t end) { body(begin, end - begin); });
+                                [&](int64_t begin, int64_t end) {
+                                  for (; begin < end; begin += kMostTokens) {
+                                    body(begin, std::min(kMostTokens, end - begin));
+                                  }
+                                });
   }
 };
 

@@ -272,59 +272,65 @@ Status Transformer::Run(Lane& lane, const Step& step, std::span<const PlacedItem
                         MatrixView<float> logits, LayerProbe* probe) {
   lane.arena.Reset();
   const int64_t n = config().hc_streams;
-  const MatrixView<float> streams = lane.arena.Matrix(step.tokens, n * config().hidden_size);
-  EmbedTokens(lane.context, embedding_, step.token_ids, n, rounding_, streams);
+  const auto matrix = [&](int64_t columns) { return lane.arena.Matrix(step.tokens, columns); };
+  const BlockRows rows{.streams = matrix(n * config().hidden_size),
+                       .x = matrix(config().hidden_size),
+                       .post = matrix(n),
+                       .comb = matrix(n * n),
+                       .mix = matrix((2 + n) * n)};
+  EmbedTokens(lane.context, embedding_, step.token_ids, n, rounding_, rows.streams);
+  step.ForTokens([&](int64_t first, int64_t count) {
+    BlockInput(step, layers_[0].attention_hc, layers_[0].attention_norm, rows, first, count);
+  });
   for (int64_t l = 0; l < config().layer_count(); ++l) {
-    HB_RETURN_IF_ERROR(RunLayer(step, l, streams, probe));
+    HB_RETURN_IF_ERROR(RunLayer(step, l, rows, probe));
   }
-  Head(step, batch, streams, logits);
+  Head(step, batch, rows.streams, logits);
   return {};
 }
 
-Status Transformer::RunLayer(const Step& step, int64_t index, MatrixView<float> streams,
+// Of tokens [first, first + count).
+void Transformer::BlockInput(const Step& step, const HyperConnectionWeights& hc,
+                             const std::vector<float>& norm, const BlockRows& rows, int64_t first,
+                             int64_t count) const {
+  const auto of = [&](MatrixView<float> all) { return all.Rows(first, count); };
+  HcPre(*step.context, hc.view(), of(rows.streams), rounding_, of(rows.mix), of(rows.x),
+        of(rows.post), of(rows.comb));
+  RmsNorm(*step.context, of(rows.x), norm.data(), static_cast<float>(config().rms_norm_eps),
+          rounding_, of(rows.x));
+}
+
+Status Transformer::RunLayer(const Step& step, int64_t index, const BlockRows& rows,
                              LayerProbe* probe) {
   Arena& arena = *step.arena;
   const Arena::Scope scope(arena);
-  const Context& context = *step.context;
+  const std::span<Layer> next = std::span(layers_).subspan(static_cast<size_t>(index) + 1);
   Layer& layer = layers_[static_cast<size_t>(index)];
   const int64_t tokens = step.tokens;
-  const int64_t hidden = config().hidden_size;
-  const int64_t n = config().hc_streams;
-  const float eps = static_cast<float>(config().rms_norm_eps);
-  const MatrixView<float> mix = arena.Matrix(tokens, (2 + n) * n);
-  const MatrixView<float> post = arena.Matrix(tokens, n);
-  const MatrixView<float> comb = arena.Matrix(tokens, n * n);
-  const MatrixView<float> x = arena.Matrix(tokens, hidden);
-  const MatrixView<float> attended = arena.Matrix(tokens, hidden);
-  const MatrixView<float> mixed = arena.Matrix(tokens, hidden);
+  const MatrixView<float> attended = arena.Matrix(tokens, config().hidden_size);
+  const MatrixView<float> mixed = arena.Matrix(tokens, config().hidden_size);
   const MutableRouting routing{arena.Matrix<int32_t>(tokens, config().experts_per_token),
                                arena.Matrix(tokens, config().experts_per_token)};
-
-  // A block's input from the streams.
-  const auto pre = [&](const HyperConnectionWeights& hc, const std::vector<float>& norm,
-                       int64_t first, int64_t count) {
-    const auto of = [&](MatrixView<float> rows) { return rows.Rows(first, count); };
-    HcPre(context, hc.view(), of(streams), rounding_, of(mix), of(x), of(post), of(comb));
-    RmsNorm(context, of(x), norm.data(), eps, rounding_, of(x));
-  };
-  // A block's output into the streams.
+  // A block's output goes into the streams, and while they are in the cache the next block's input
+  // comes from them.
   const auto add = [&](MatrixView<const float> y, int64_t first, int64_t count) {
-    HcPost(context, y.Rows(first, count), post.Rows(first, count), comb.Rows(first, count),
-           rounding_, streams.Rows(first, count));
+    HcPost(*step.context, y.Rows(first, count), rows.post.Rows(first, count),
+           rows.comb.Rows(first, count), rounding_, rows.streams.Rows(first, count));
   };
 
-  step.ForTokens([&](int64_t first, int64_t count) {
-    pre(layer.attention_hc, layer.attention_norm, first, count);
-  });
-  layer.attention.Forward(step, x, attended);
+  layer.attention.Forward(step, rows.x, attended);
   step.ForTokens([&](int64_t first, int64_t count) {
     add(attended, first, count);
-    pre(layer.ffn_hc, layer.ffn_norm, first, count);
+    BlockInput(step, layer.ffn_hc, layer.ffn_norm, rows, first, count);
   });
-  HB_RETURN_IF_ERROR(layer.moe.Forward(step, x, routing, mixed));
-  step.ForTokens([&](int64_t first, int64_t count) { add(mixed, first, count); });
+  HB_RETURN_IF_ERROR(layer.moe.Forward(step, rows.x, routing, mixed));
+  step.ForTokens([&](int64_t first, int64_t count) {
+    add(mixed, first, count);
+    if (next.empty()) return;
+    BlockInput(step, next[0].attention_hc, next[0].attention_norm, rows, first, count);
+  });
 
-  if (probe != nullptr) probe->OnLayer(index, attended, mixed, routing, streams);
+  if (probe != nullptr) probe->OnLayer(index, attended, mixed, routing, rows.streams);
   return {};
 }
 

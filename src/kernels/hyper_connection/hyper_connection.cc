@@ -5,19 +5,27 @@
 
 #include "kernels/linear/linear.h"
 #include "kernels/row_math.h"
-#include "kernels/simd16.h"
+#include "kernels/simd16_exp.h"
 
 namespace halfbyte {
 namespace {
 
 using namespace HB_SIMD_NAMESPACE;  // NOLINT: the baseline variants of simd16.h
 
-float Sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
+F32x16 Sigmoid(F32x16 x) { return Div(Set16(1.0f), Add(Set16(1.0f), Exp(Mul(Set16(-1.0f), x)))); }
 
-// rsqrt(mean(f^2) + eps), by which the products of one token's streams f are multiplied.
-float NormFactor(const HyperConnection& hc, const float* streams, int64_t n) {
-  const float mean = SumOfSquares(streams, n) / static_cast<float>(n);
-  return 1.0f / std::sqrt(mean + hc.norm_eps);
+// x = sigmoid(x). Whole vectors are read and written: room for them is the caller's.
+void Sigmoids(int64_t count, float* x) {
+  for (int64_t i = 0; i < count; i += 16) Store16(x + i, Sigmoid(Load16(x + i)));
+}
+
+// factors[t] = rsqrt(mean(f^2) + eps), by which the products of a token's streams f are multiplied.
+void NormFactors(const HyperConnection& hc, MatrixView<const float> streams, float* factors) {
+  SumsOfSquares(streams.data, streams.rows, streams.columns, factors);
+  for (int64_t t = 0; t < streams.rows; ++t) {
+    const float mean = factors[t] / static_cast<float>(streams.columns);
+    factors[t] = 1.0f / std::sqrt(mean + hc.norm_eps);
+  }
 }
 
 // y = round(sum_j weights[j] * streams_j)
@@ -38,7 +46,7 @@ void WeightedSum(const float* streams, const float* weights, int count, int64_t 
   }
 }
 
-// streams_k = round(post_k * x + sum_j comb_jk * streams_j), j ascending, each step rounded.
+// streams_k = round(post_k * x + sum_j comb_jk * streams_j), j ascending, in fused multiply-adds.
 // kStreams = n, or 0 for any n.
 template <int kStreams>
 void MixStreams(const float* x, const float* post, const float* comb, int any_n, int64_t dim,
@@ -47,10 +55,13 @@ void MixStreams(const float* x, const float* post, const float* comb, int any_n,
   int64_t i = 0;
   for (; i + 16 <= dim; i += 16) {
     F32x16 old[kStreams > 0 ? kStreams : kMaxStreams];
-    for (int j = 0; j < n; ++j) old[j] = Load16(streams + j * dim + i);
+    for (int j = 0; j < n; ++j) {
+      old[j] = Load16(streams + j * dim + i);
+      __builtin_prefetch(streams + (n + j) * dim + i, 1);  // the next token's, maybe far away
+    }
     for (int k = 0; k < n; ++k) {
       F32x16 sum = Mul(Set16(post[k]), Load16(x + i));
-      for (int j = 0; j < n; ++j) sum = Add(sum, Mul(Set16(comb[j * n + k]), old[j]));
+      for (int j = 0; j < n; ++j) sum = Fma(Set16(comb[j * n + k]), old[j], sum);
       Store16(streams + k * dim + i, rounding == Rounding::kBf16 ? RoundBf16(sum) : sum);
     }
   }
@@ -59,144 +70,143 @@ void MixStreams(const float* x, const float* post, const float* comb, int any_n,
     for (int j = 0; j < n; ++j) old[j] = streams[j * dim + i];
     for (int k = 0; k < n; ++k) {
       float sum = post[k] * x[i];
-      for (int j = 0; j < n; ++j) sum += comb[j * n + k] * old[j];
+      for (int j = 0; j < n; ++j) sum = std::fma(comb[j * n + k], old[j], sum);
       streams[k * dim + i] = Round(rounding, sum);
     }
   }
 }
 
-void NormalizeRows(int n, float eps, float* c) {
+// Divides n lines of n numbers, `line` apart and `step` apart within a line, by their sums + eps.
+void NormalizeLines(int n, int line, int step, float eps, float* c) {
+  for (int a = 0; a < n; ++a, c += line) {
+    float sum = c[0];
+    for (int b = 1; b < n; ++b) sum += c[b * step];
+    const float factor = 1.0f / (sum + eps);
+    for (int b = 0; b < n; ++b) c[b * step] *= factor;
+  }
+}
+
+// The Sinkhorn matrix of one token's logits, in place.
+void SinkhornOfOne(int n, int iterations, float eps, float* c) {
+  float rows[kMaxStreams * kMaxStreams] = {};
   for (int j = 0; j < n; ++j) {
-    float sum = 0;
-    for (int k = 0; k < n; ++k) sum += c[j * n + k];
-    for (int k = 0; k < n; ++k) c[j * n + k] /= sum + eps;
+    const float max = *std::max_element(c + j * n, c + (j + 1) * n);
+    for (int k = 0; k < n; ++k) rows[j * n + k] = c[j * n + k] - max;
   }
-}
-
-void NormalizeColumns(int n, float eps, float* c) {
-  for (int k = 0; k < n; ++k) {
-    float sum = 0;
-    for (int j = 0; j < n; ++j) sum += c[j * n + k];
-    for (int j = 0; j < n; ++j) c[j * n + k] /= sum + eps;
-  }
-}
-
-void NormalizeMany(int n, int iterations, float eps, float* c) {
-  NormalizeColumns(n, eps, c);
+  for (int i = 0; i < n * n; i += 16) Store16(rows + i, Exp(Load16(rows + i)));
+  NormalizeLines(n, n, 1, 0.0f, rows);
+  for (int i = 0; i < n * n; ++i) c[i] = rows[i] + eps;
+  NormalizeLines(n, 1, n, eps, c);
   for (int i = 1; i < iterations; ++i) {
-    NormalizeRows(n, eps, c);
-    NormalizeColumns(n, eps, c);
+    NormalizeLines(n, n, 1, eps, c);
+    NormalizeLines(n, 1, n, eps, c);
   }
 }
 
-// 4 x 4 in each half.
-void Transpose(__m256 (&rows)[4]) {
-  const __m256 ab_low = _mm256_unpacklo_ps(rows[0], rows[1]);
-  const __m256 ab_high = _mm256_unpackhi_ps(rows[0], rows[1]);
-  const __m256 cd_low = _mm256_unpacklo_ps(rows[2], rows[3]);
-  const __m256 cd_high = _mm256_unpackhi_ps(rows[2], rows[3]);
-  rows[0] = _mm256_shuffle_ps(ab_low, cd_low, 0x44);
-  rows[1] = _mm256_shuffle_ps(ab_low, cd_low, 0xee);
-  rows[2] = _mm256_shuffle_ps(ab_high, cd_high, 0x44);
-  rows[3] = _mm256_shuffle_ps(ab_high, cd_high, 0xee);
-}
-
-void NormalizeColumns(float eps, __m256 (&rows)[4]) {
-  __m256 sum = _mm256_add_ps(rows[0], rows[1]);
-  sum = _mm256_add_ps(_mm256_add_ps(sum, rows[2]), rows[3]);
-  const __m256 divisor = _mm256_add_ps(sum, _mm256_set1_ps(eps));
-  for (__m256& row : rows) row = _mm256_div_ps(row, divisor);
-}
-
-// The same for two matrices of 4 x 4 side by side: what takes long is that each step waits for the
-// one before.
-void NormalizeMany4(int iterations, float eps, float* a, float* b) {
-  __m256 rows[4];
-  for (int j = 0; j < 4; ++j) {
-    rows[j] = _mm256_set_m128(_mm_loadu_ps(b + 4 * j), _mm_loadu_ps(a + 4 * j));
+// Each quarter of the vectors is a row of a matrix of 4 x 4.
+void Transpose(F32x16 (&rows)[4]) {
+  for (__m256 F32x16::*half : {&F32x16::lo, &F32x16::hi}) {
+    const __m256 ab_low = _mm256_unpacklo_ps(rows[0].*half, rows[1].*half);
+    const __m256 ab_high = _mm256_unpackhi_ps(rows[0].*half, rows[1].*half);
+    const __m256 cd_low = _mm256_unpacklo_ps(rows[2].*half, rows[3].*half);
+    const __m256 cd_high = _mm256_unpackhi_ps(rows[2].*half, rows[3].*half);
+    rows[0].*half = _mm256_shuffle_ps(ab_low, cd_low, 0x44);
+    rows[1].*half = _mm256_shuffle_ps(ab_low, cd_low, 0xee);
+    rows[2].*half = _mm256_shuffle_ps(ab_high, cd_high, 0x44);
+    rows[3].*half = _mm256_shuffle_ps(ab_high, cd_high, 0xee);
   }
-  NormalizeColumns(eps, rows);
+}
+
+void NormalizeColumns(float eps, F32x16 (&rows)[4]) {
+  const F32x16 sum = Add(Add(Add(rows[0], rows[1]), rows[2]), rows[3]);
+  const F32x16 factor = Div(Set16(1.0f), Add(sum, Set16(eps)));
+  for (F32x16& row : rows) row = Mul(row, factor);
+}
+
+// The same for four tokens of four streams side by side: what takes long is that each step waits
+// for the one before.
+void SinkhornOfFour(int iterations, float eps, float* c) {
+  float by_row[4][16];  // row j of each token
+  for (int i = 0; i < 16; ++i) std::copy_n(c + 4 * i, 4, by_row[i % 4] + i / 4 * 4);
+  F32x16 m[4];
+  for (int j = 0; j < 4; ++j) m[j] = Load16(by_row[j]);
+  Transpose(m);
+  const F32x16 max = Max(Max(m[0], m[1]), Max(m[2], m[3]));
+  for (F32x16& column : m) column = Exp(Sub(column, max));
+  NormalizeColumns(0.0f, m);
+  for (F32x16& column : m) column = Add(column, Set16(eps));
+  Transpose(m);
+  NormalizeColumns(eps, m);
   for (int i = 1; i < iterations; ++i) {
-    Transpose(rows);
-    NormalizeColumns(eps, rows);
-    Transpose(rows);
-    NormalizeColumns(eps, rows);
+    Transpose(m);
+    NormalizeColumns(eps, m);
+    Transpose(m);
+    NormalizeColumns(eps, m);
   }
-  for (int j = 0; j < 4; ++j) {
-    _mm_storeu_ps(a + 4 * j, _mm256_castps256_ps128(rows[j]));
-    _mm_storeu_ps(b + 4 * j, _mm256_extractf128_ps(rows[j], 1));
-  }
+  for (int j = 0; j < 4; ++j) Store16(by_row[j], m[j]);
+  for (int i = 0; i < 16; ++i) std::copy_n(by_row[i % 4] + i / 4 * 4, 4, c + 4 * i);
 }
 
-// Softmax of each row of logits, + eps.
-void SoftmaxRows(const float* logits, int n, float eps, float* comb) {
-  for (int j = 0; j < n; ++j) {
-    const float* row = logits + j * n;
-    const float max = *std::max_element(row, row + n);
-    float sum = 0;
-    for (int k = 0; k < n; ++k) {
-      comb[j * n + k] = std::exp(row[k] - max);
-      sum += comb[j * n + k];
-    }
-    for (int k = 0; k < n; ++k) comb[j * n + k] = comb[j * n + k] / sum + eps;
+// c: [tokens, n * n] logits, which become matrices.
+void Sinkhorn(int n, int64_t tokens, int iterations, float eps, float* c) {
+  int64_t t = 0;
+  if (n == 4) {
+    for (; t + 4 <= tokens; t += 4) SinkhornOfFour(iterations, eps, c + t * 16);
+    if (t == tokens) return;
+    float some[4 * 16] = {};
+    std::copy_n(c + t * 16, (tokens - t) * 16, some);
+    SinkhornOfFour(iterations, eps, some);
+    std::copy_n(some, (tokens - t) * 16, c + t * 16);
+    return;
   }
+  for (; t < tokens; ++t) SinkhornOfOne(n, iterations, eps, c + t * n * n);
 }
 
-// All of HcPre for one token but the iterations of its matrix. m: its products with fn.
-void PreToken(const HyperConnection& hc, const float* m, const float* streams, int64_t dim,
-              Rounding rounding, float* x, float* post, float* comb) {
+// Of HcPre for one token, but for what the iterations make of comb: the block's input, post, and
+// the logits. m: its products with fn, which `factor` belongs to.
+void PreToken(const HyperConnection& hc, const float* m, float factor, const float* streams,
+              int64_t dim, Rounding rounding, float* x, float* post, float* logits) {
   const int n = hc.streams;
-  const float factor = NormFactor(hc, streams, n * dim);  // it comes after the product
-  const auto logit = [&](int i, int scale) { return m[i] * factor * hc.scale[scale] + hc.base[i]; };
-  float pre[kMaxStreams];
-  float logits[kMaxStreams * kMaxStreams];
-  for (int j = 0; j < n; ++j) {
-    pre[j] = Sigmoid(logit(j, 0)) + hc.eps;
-    post[j] = PostWeight(logit(n + j, 1));
+  float gates[2 * kMaxStreams] = {};  // pre, then post
+  for (int i = 0; i < 2 * n; ++i) gates[i] = m[i] * factor * hc.scale[i / n] + hc.base[i];
+  Sigmoids(2 * n, gates);
+  for (int j = 0; j < n; ++j) gates[j] += hc.eps;
+  for (int j = 0; j < n; ++j) post[j] = 2.0f * gates[n + j];
+  for (int i = 0; i < n * n; ++i) {
+    logits[i] = m[2 * n + i] * factor * hc.scale[2] + hc.base[2 * n + i];
   }
-  for (int i = 0; i < n * n; ++i) logits[i] = logit(2 * n + i, 2);
-  SoftmaxRows(logits, n, hc.eps, comb);
-  WeightedSum(streams, pre, n, dim, rounding, x);
-}
-
-// The iterations of tokens [begin, end).
-void NormalizeTokens(const HyperConnection& hc, int64_t begin, int64_t end,
-                     MatrixView<float> comb) {
-  int64_t t = begin;
-  if (hc.streams == 4) {
-    for (; t + 2 <= end; t += 2) {
-      NormalizeMany4(hc.sinkhorn_iterations, hc.eps, comb.row(t), comb.row(t + 1));
-    }
-    if (t == end) return;
-    float nobody[16];
-    std::fill_n(nobody, 16, 1.0f);
-    return NormalizeMany4(hc.sinkhorn_iterations, hc.eps, comb.row(t), nobody);
-  }
-  for (; t < end; ++t) {
-    NormalizeMany(hc.streams, hc.sinkhorn_iterations, hc.eps, comb.row(t));
-  }
+  WeightedSum(streams, gates, n, dim, rounding, x);
 }
 
 }  // namespace
 
-float PostWeight(float logit) { return 2.0f * Sigmoid(logit); }
+float PostWeight(float logit) {
+  float x[16] = {logit};
+  Sigmoids(1, x);
+  return 2.0f * x[0];
+}
 
 void SinkhornMix(const float* logits, int streams, int iterations, float eps, float* comb) {
-  SoftmaxRows(logits, streams, eps, comb);
-  NormalizeMany(streams, iterations, eps, comb);
+  std::copy_n(logits, streams * streams, comb);
+  Sinkhorn(streams, 1, iterations, eps, comb);
 }
 
 void HcPre(const Context& context, const HyperConnection& hc, MatrixView<const float> streams,
            Rounding rounding, MatrixView<float> mix, MatrixView<float> x, MatrixView<float> post,
            MatrixView<float> comb) {
   Linear(context, streams, hc.fn, mix);
-  constexpr int64_t kTokensPerPiece = 2;  // about a microsecond
+  constexpr int64_t kTokensPerPiece = 4;  // about a microsecond
   context.pool().ParallelFor(streams.rows, kTokensPerPiece, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      PreToken(hc, mix.row(t), streams.row(t), x.columns, rounding, x.row(t), post.row(t),
-               comb.row(t));
+    for (int64_t t = begin; t < end; t += kTokensPerPiece) {
+      const int64_t count = std::min(kTokensPerPiece, end - t);
+      float factors[kTokensPerPiece];
+      NormFactors(hc, streams.Rows(t, count), factors);
+      for (int64_t i = t; i < t + count; ++i) {
+        PreToken(hc, mix.row(i), factors[i - t], streams.row(i), x.columns, rounding, x.row(i),
+                 post.row(i), comb.row(i));
+      }
+      Sinkhorn(hc.streams, count, hc.sinkhorn_iterations, hc.eps, comb.row(t));
     }
-    NormalizeTokens(hc, begin, end, comb);
   });
 }
 
@@ -219,11 +229,14 @@ void HcHead(const Context& context, const HyperConnection& hc, MatrixView<const 
   context.pool().ParallelFor(
       streams.rows, RowsPerPiece(streams.columns), [&](int64_t begin, int64_t end) {
         for (int64_t t = begin; t < end; ++t) {
-          const float factor = NormFactor(hc, streams.row(t), streams.columns);
-          float weights[kMaxStreams];
+          float factor;
+          NormFactors(hc, streams.Rows(t, 1), &factor);
+          float weights[kMaxStreams] = {};
           for (int j = 0; j < hc.streams; ++j) {
-            weights[j] = Sigmoid(mix.row(t)[j] * factor * hc.scale[0] + hc.base[j]) + hc.eps;
+            weights[j] = mix.row(t)[j] * factor * hc.scale[0] + hc.base[j];
           }
+          Sigmoids(hc.streams, weights);
+          for (int j = 0; j < hc.streams; ++j) weights[j] += hc.eps;
           WeightedSum(streams.row(t), weights, hc.streams, y.columns, rounding, y.row(t));
         }
       });

@@ -1,5 +1,6 @@
 // Manifold-constrained hyper-connections: n residual streams per token, mixed before and after
-// every attention and MoE block (deepseek-v4.md §2.1).
+// every attention and MoE block (deepseek-v4.md §2.1). All in fp32; exp is that of
+// kernels/simd16_exp.h, so bits depend on no C library.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +27,9 @@ struct HyperConnection {
 };
 
 // Sinkhorn matrix of one token from its n*n scaled logits: softmax of each row + eps, a column
-// step, then iterations-1 times a row and a column step. `comb` is row-major [n, n].
+// step, then iterations-1 times a row and a column step. `comb` is row-major [n, n]. A step adds
+// the numbers of a line in ascending order and multiplies each by 1 / (sum + eps); softmax likewise
+// without eps.
 void SinkhornMix(const float* logits, int streams, int iterations, float eps, float* comb);
 
 // The weight of x in each stream: 2 * sigmoid(logit).
@@ -38,7 +41,8 @@ void HcPre(const Context& context, const HyperConnection& hc, MatrixView<const f
            Rounding rounding, MatrixView<float> mix, MatrixView<float> x, MatrixView<float> post,
            MatrixView<float> comb);
 
-// streams_k = post_k * x + sum_j comb_jk * streams_j, in place: the transpose of comb mixes.
+// streams_k = post_k * x + sum_j comb_jk * streams_j, in place: the transpose of comb mixes. A
+// product, then fused multiply-adds with j ascending, then one rounding.
 void HcPost(const Context& context, MatrixView<const float> x, MatrixView<const float> post,
             MatrixView<const float> comb, Rounding rounding, MatrixView<float> streams);
 

@@ -97,8 +97,9 @@ TEST(SinkhornMix, EqualsTheDefinition) {  // R113
       const std::vector<double> expected =
           ReferenceMix(std::vector<double>(logits.begin(), logits.end()), static_cast<size_t>(n),
                        20, double{kEps});
-      // Each of 40 steps rounds a sum of n and a quotient; the steps do not magnify ratios.
-      const double units = 40 * (n + 2) + 16;
+      // Each of 40 steps rounds a sum of n, a quotient and a product; the steps do not magnify
+      // ratios. The 16 are for exp.
+      const double units = 40 * (n + 3) + 16;
       EXPECT_TRUE(Near(Mix(logits.data(), n, 20), expected,
                        [&](size_t i) { return units * kF32Unit * expected[i]; }))
           << n << " streams, seed " << seed;
@@ -216,7 +217,7 @@ TEST(HcPre, EqualsTheDefinition) {  // R112
       for (const double c : ReferenceMix(logits, static_cast<size_t>(n), 20, 1e-6)) {
         comb.push_back(c);
         // A change of the logits by `worst` changes ratios of rows and columns by four times that.
-        comb_tolerance.push_back(c * (4 * worst + (40 * (n + 2) + 16) * kF32Unit));
+        comb_tolerance.push_back(c * (4 * worst + (40 * (n + 3) + 16) * kF32Unit));
       }
     }
     EXPECT_TRUE(Near(result.x, x, [&](size_t i) { return x_tolerance[i]; })) << n << ' ' << dim;
