@@ -7,20 +7,45 @@
 #include <limits>
 
 #include "base/check.h"
+#include "kernels/simd16_exp.h"
+#include "tensor/scale_layout.h"
 
 namespace halfbyte {
 namespace {
+
+using namespace HB_SIMD_NAMESPACE;  // NOLINT: the baseline variants of simd16.h
 
 constexpr float kWorst = -std::numeric_limits<float>::infinity();
 
 bool IsBad(float logit) { return !(logit <= FLT_MAX); }  // NaN or +infinity
 
-float Score(RouterScore function, float logit) {
+float Exp(float x) {
+  float lanes[16];
+  Store16(lanes, Exp(Set16(x)));
+  return lanes[0];
+}
+
+// log(1 + e) for e in [0, 1]: 2 artanh(e / (2 + e)), whose series converges fast.
+F32x16 Log1p(F32x16 e) {
+  constexpr float kCoefficients[] = {2.0f / 13, 2.0f / 11, 2.0f / 9, 2.0f / 7,
+                                     2.0f / 5,  2.0f / 3,  2.0f};
+  const F32x16 s = Div(e, Add(Set16(2.0f), e));
+  const F32x16 squared = Mul(s, s);
+  F32x16 p = Set16(2.0f / 15);
+  for (const float c : kCoefficients) p = Fma(p, squared, Set16(c));
+  return Mul(s, p);
+}
+
+F32x16 Score(RouterScore function, F32x16 logit) {
+  const F32x16 negative = Mul(Set16(-1.0f), logit);
   switch (function) {
-    case RouterScore::kSqrtSoftplus:
-      return std::sqrt(std::max(logit, 0.0f) + std::log1p(std::exp(-std::abs(logit))));
+    case RouterScore::kSqrtSoftplus: {
+      const F32x16 tail = Log1p(Exp(Min(logit, negative)));  // what softplus is above the logit
+      const F32x16 softplus = Add(Max(logit, Zero16()), tail);
+      return {_mm256_sqrt_ps(softplus.lo), _mm256_sqrt_ps(softplus.hi)};
+    }
     case RouterScore::kSigmoid:
-      return 1.0f / (1.0f + std::exp(-logit));
+      return Div(Set16(1.0f), Add(Set16(1.0f), Exp(negative)));
     case RouterScore::kSoftmax:
     case RouterScore::kIdentity:
       return logit;
@@ -28,11 +53,13 @@ float Score(RouterScore function, float logit) {
   return logit;
 }
 
-// Scores of one row; NaN for bad logits.
+// Scores of one row; NaN for bad logits. There is room for whole vectors of scores.
 void ScoreRow(const RouterParams& params, const float* logits, float* scores) {
   const int64_t n = params.experts;
+  std::copy_n(logits, n, scores);
+  for (int64_t e = 0; e < n; e += 16) Store16(scores + e, Score(params.score, Load16(scores + e)));
   for (int64_t e = 0; e < n; ++e) {
-    scores[e] = IsBad(logits[e]) ? NAN : Score(params.score, logits[e]);
+    if (IsBad(logits[e])) scores[e] = NAN;
   }
   if (params.score != RouterScore::kSoftmax) return;
   float largest = kWorst;
@@ -42,25 +69,24 @@ void ScoreRow(const RouterParams& params, const float* logits, float* scores) {
   float sum = 0;
   for (int64_t e = 0; e < n; ++e) {
     if (std::isnan(scores[e])) continue;
-    scores[e] = largest == kWorst ? 1.0f : std::exp(scores[e] - largest);
+    scores[e] = largest == kWorst ? 1.0f : Exp(scores[e] - largest);
     sum += scores[e];
   }
   for (int64_t e = 0; e < n; ++e) scores[e] /= sum;
 }
 
-// Marks an expert that has been chosen: below every key, kWorst included.
+// Takes an expert out of the selection.
 constexpr float kTaken = NAN;
 
-// The top_k largest keys, ties to the lower id. Overwrites chosen keys.
-void SelectLargest(float* keys, int64_t experts, int64_t top_k, int32_t* ids) {
-  for (int64_t j = 0; j < top_k; ++j) {
-    int64_t best = -1;
-    for (int64_t e = 0; e < experts; ++e) {
-      if (std::isnan(keys[e])) continue;
-      if (best < 0 || keys[e] > keys[best]) best = e;
-    }
-    ids[j] = static_cast<int32_t>(best);
-    keys[best] = kTaken;
+// The top_k largest keys in falling order, ties to the lower id. At least top_k are not taken.
+void SelectLargest(const float* keys, int64_t experts, int64_t top_k, int32_t* ids) {
+  int64_t count = 0;
+  for (int64_t e = 0; e < experts; ++e) {
+    if (std::isnan(keys[e])) continue;
+    if (count == top_k && !(keys[e] > keys[ids[count - 1]])) continue;
+    int64_t place = count < top_k ? count++ : count - 1;
+    for (; place > 0 && keys[e] > keys[ids[place - 1]]; --place) ids[place] = ids[place - 1];
+    ids[place] = static_cast<int32_t>(e);
   }
 }
 
@@ -83,7 +109,7 @@ void MaskGroups(const RouterParams& params, float* keys) {
   std::vector<int32_t> chosen(static_cast<size_t>(params.chosen_groups));
   SelectLargest(group_keys.data(), params.groups, params.chosen_groups, chosen.data());
   for (int64_t g = 0; g < params.groups; ++g) {
-    if (!std::isnan(group_keys[static_cast<size_t>(g)])) std::fill_n(keys + g * size, size, kTaken);
+    if (std::ranges::find(chosen, g) == chosen.end()) std::fill_n(keys + g * size, size, kTaken);
   }
 }
 
@@ -96,7 +122,7 @@ void SoftmaxOverChosen(const float* scores, const int32_t* ids, int64_t top_k, f
   float sum = 0;
   for (int64_t j = 0; j < top_k; ++j) {
     if (std::isnan(scores[ids[j]])) continue;
-    weights[j] = largest == kWorst ? 1.0f : std::exp(scores[ids[j]] - largest);
+    weights[j] = largest == kWorst ? 1.0f : Exp(scores[ids[j]] - largest);
     sum += weights[j];
   }
   if (sum == 0) return;
@@ -147,12 +173,12 @@ RouterCounters RouteRows(const Context& context, const RouterParams& params,
                          const Choose& choose) {
   CheckShapes(params, logits, routing);
   std::atomic<int64_t> bad_rows = 0;
-  constexpr int64_t kMinScores = 64;  // of about 15 ns each: they outweigh the start of a piece
+  constexpr int64_t kMinScores = 64;  // of about 5 ns each: they outweigh the start of a piece
   const int64_t grain = std::max<int64_t>(1, kMinScores / params.experts);
   context.pool().ParallelFor(logits.rows, grain, [&](int64_t begin, int64_t end) {
-    std::vector<float> scratch(static_cast<size_t>(2 * params.experts));
+    std::vector<float> scratch(static_cast<size_t>(params.experts + RoundUp(params.experts, 16)));
     float* scores = scratch.data();
-    float* keys = scores + params.experts;
+    float* keys = scores + RoundUp(params.experts, 16);
     for (int64_t t = begin; t < end; ++t) {
       ScoreRow(params, logits.row(t), scores);
       const bool bad = std::any_of(logits.row(t), logits.row(t) + params.experts, IsBad);

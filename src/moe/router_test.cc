@@ -111,6 +111,26 @@ TEST(Router, OtherScoresFollowTheirFormulas) {
   EXPECT_EQ(RouteAll(params, {1, 2, 0.5f}, {}).weights, (std::vector<float>{2, 1}));
 }
 
+TEST(Router, ScoresAreWithinSomeUnitsOfTheirFormulasInTheWholeRange) {
+  std::vector<float> logits;
+  for (float x = -87; x < 88; x += 0.07f) logits.push_back(x);
+  for (const float tiny : {0.0f, 1e-4f, -1e-4f, 1e-9f, -1e-9f}) logits.push_back(tiny);
+  RouterParams params{.experts = std::ssize(logits),
+                      .top_k = std::ssize(logits),
+                      .renormalization = Renormalization::kNone};
+  for (const RouterScore function : {RouterScore::kSqrtSoftplus, RouterScore::kSigmoid}) {
+    params.score = function;
+    const Routed r = RouteAll(params, logits, {});
+    for (size_t j = 0; j < r.ids.size(); ++j) {
+      const double x = logits[static_cast<size_t>(r.ids[j])];
+      const double expected = function == RouterScore::kSigmoid
+                                  ? 1 / (1 + std::exp(-x))
+                                  : std::sqrt(std::log1p(std::exp(x)));
+      EXPECT_NEAR(r.weights[j], expected, 0x6p-24 * expected) << x;
+    }
+  }
+}
+
 TEST(Router, SoftmaxOverTheSelectedLogits) {  // gpt-oss (checkpoints.md §5.1)
   const RouterParams params{.experts = 4,
                             .top_k = 2,

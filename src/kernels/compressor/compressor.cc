@@ -1,13 +1,25 @@
 #include "kernels/compressor/compressor.h"
 
-#include <cmath>
+#include <algorithm>
 #include <limits>
 
+#include "kernels/elementwise/elementwise.h"
+#include "kernels/rms_norm/rms_norm.h"
 #include "kernels/rope/rope.h"
-#include "kernels/row_math.h"
+#include "kernels/simd16_exp.h"
 
 namespace halfbyte {
 namespace {
+
+using namespace HB_SIMD_NAMESPACE;  // NOLINT: the baseline variants of simd16.h
+
+// The others are 0.
+F32x16 LoadUpTo16(const float* p, int64_t count) {
+  if (count == 16) return Load16(p);
+  float some[16] = {};
+  std::copy_n(p, count, some);
+  return Load16(some);
+}
 
 void StoreRow(const KvRow& layout, const float* row, std::byte* out) {
   EncodeKvRow(layout, row, out);
@@ -27,14 +39,12 @@ void WriteRingRow(const Compressor& compressor, int64_t position, const float* k
 }
 
 // Round, norm, rotate at the group's first position.
-void FinishEntry(const Compressor& compressor, int64_t entry, Rounding rounding, float* x) {
+void FinishEntry(const Context& context, const Compressor& compressor, int64_t entry,
+                 Rounding rounding, float* x) {
   const int64_t dim = compressor.dim;
-  for (int64_t i = 0; i < dim; ++i) x[i] = Round(rounding, x[i]);
-  const float mean = SumOfSquares(x, dim) / static_cast<float>(dim);
-  const float factor = 1.0f / std::sqrt(mean + compressor.norm_eps);
-  for (int64_t i = 0; i < dim; ++i) {
-    x[i] = Round(rounding, compressor.norm[i] * (x[i] * factor));
-  }
+  const MatrixView<float> row{x, 1, dim};
+  RoundRows(context, rounding, row);
+  RmsNorm(context, row, compressor.norm, compressor.norm_eps, rounding, row);
   static thread_local RopeAngles angles;
   const int64_t position = entry * compressor.rate;
   angles.Set(compressor.rope_frequencies, {&position, 1});
@@ -59,7 +69,7 @@ void CompressInto(const Context& context, const Compressor& compressor,
             if ((position + 1) % compressor.rate != 0) continue;
             const int64_t entry = position / compressor.rate;
             PoolEntry(compressor, sequence.ring, entry, pooled.data());
-            FinishEntry(compressor, entry, rounding, pooled.data());
+            FinishEntry(context, compressor, entry, rounding, pooled.data());
             StoreRow(row, pooled.data(), sequence.entries.row(entry));
           }
         }
@@ -76,21 +86,31 @@ void PoolEntry(const Compressor& compressor, const CompressorRing& ring, int64_t
   const int64_t own = entry * compressor.rate;
   // Entry 0 has no previous group: those rows have weight 0.
   const int64_t begin = compressor.overlap ? std::max<int64_t>(0, own - compressor.rate) : own;
-  for (int64_t c = 0; c < dim; ++c) {
-    float max = -std::numeric_limits<float>::infinity();
-    const auto channel = [&](int64_t p) { return compressor.overlap && p >= own ? dim + c : c; };
-    for (int64_t p = begin; p < end; ++p) {
-      max = std::max(max, ring.slot(p, channels)[channels + channel(p)]);
-    }
-    float sum = 0;
-    float weighted = 0;
-    for (int64_t p = begin; p < end; ++p) {
-      const float* slot = ring.slot(p, channels);
-      const float weight = std::exp(slot[channels + channel(p)] - max);
-      sum += weight;
-      weighted += weight * slot[channel(p)];
-    }
-    out[c] = weighted / sum;
+  const float* const ring_end = ring.data + ring.rows * 2 * channels;
+  for (int64_t c = 0; c < dim; c += 16) {
+    const int64_t count = std::min<int64_t>(16, dim - c);
+    // Calls body(kv, score) with these channels of each row.
+    const auto for_each_row = [&](const auto& body) {
+      const float* slot = ring.slot(begin, channels);
+      for (int64_t p = begin; p < end; ++p) {
+        const float* kv = slot + (compressor.overlap && p >= own ? dim + c : c);
+        body(LoadUpTo16(kv, count), LoadUpTo16(kv + channels, count));
+        slot += 2 * channels;
+        if (slot == ring_end) slot = ring.data;
+      }
+    };
+    F32x16 max = Set16(-std::numeric_limits<float>::infinity());
+    for_each_row([&](F32x16, F32x16 score) { max = Max(score, max); });
+    F32x16 sum = Zero16();
+    F32x16 weighted = Zero16();
+    for_each_row([&](F32x16 kv, F32x16 score) {
+      const F32x16 weight = Exp(Sub(score, max));
+      sum = Add(sum, weight);
+      weighted = Fma(weight, kv, weighted);
+    });
+    float pooled[16];
+    Store16(pooled, Div(weighted, sum));
+    std::copy_n(pooled, count, out + c);
   }
 }
 

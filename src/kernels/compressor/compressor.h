@@ -44,7 +44,9 @@ struct CompressorSequence : TokenSpan {
   PagedRows entries;
 };
 
-// The pooled vector of entry `entry` from a ring that holds its rows: out [dim].
+// The pooled vector of entry `entry` from a ring that holds its rows: out [dim]. For each channel,
+// with rows in ascending order: weight = exp(score - largest score) (kernels/simd16_exp.h), the sum
+// of the weights, the sum of weight * kv in fused multiply-adds, and their quotient.
 void PoolEntry(const Compressor& compressor, const CompressorRing& ring, int64_t entry, float* out);
 
 // kv, score: [tokens, channels], the products of this batch. Updates the rings and, for each token
