@@ -8,8 +8,8 @@
 // Other families (checkpoints.md §5.1, §5.3) differ in the score, in the way the chosen scores
 // become weights, in where the factor is applied, and in choosing groups of experts first.
 //
-// Scores are within 6 units of the last place of their formulas for logits from -87 on, and the same
-// with every C library: exp is that of kernels/simd16_exp.h, below -88 it is 0.
+// Scores are within 6 units of the last place of their formulas for logits from -87 on, and the
+// same with every C library: exp is that of kernels/simd16_exp.h, below -88 it is 0.
 //
 // The bias decides the selection only. (A bias of the router's linear layer, as gpt-oss has it, is
 // part of the logits.) Everything is fp32: rounding logits to bf16 would change selections. Rows
