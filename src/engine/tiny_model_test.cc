@@ -30,9 +30,10 @@ const fs::path kSource = HALFBYTE_SOURCE_DIR;
 const fs::path kBundled = kSource / "models/tiny-v4-nvfp4";
 const fs::path kGoldens = kSource / "tests/data/goldens/tiny-v4";
 
-// Mean NLL of the first 1,024 held-out tokens, measured with this code.
+// Mean NLL of the first 1,024 held-out tokens, measured with this code. Any change of a rounding
+// moves that of w4a4: versions of one night gave 1.4510 to 1.4560.
 constexpr double kRecordedW4a16 = 1.44882;
-constexpr double kRecordedW4a4 = 1.45601;
+constexpr double kRecordedW4a4 = 1.45105;
 
 std::unique_ptr<Transformer> Load(const fs::path& directory, const TransformerOptions& options,
                                   ThreadPool& pool) {

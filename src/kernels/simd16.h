@@ -70,6 +70,12 @@ inline F32x16 RoundBf16(F32x16 a) {
       _mm512_and_si512(_mm512_mask_mov_epi32(rounded, nan, quiet), _mm512_set1_epi32(-0x10000)))};
 }
 
+// Lanes whose magnitude is below `least` become 0; NaN stays.
+inline F32x16 ZeroBelow(F32x16 a, float least) {
+  const __mmask16 keep = _mm512_cmp_ps_mask(_mm512_abs_ps(a.v), _mm512_set1_ps(least), _CMP_NLT_UQ);
+  return {_mm512_maskz_mov_ps(keep, a.v)};
+}
+
 inline F32x16 LoadBf16(const void* p) {
   const __m256i bits = _mm256_loadu_si256(static_cast<const __m256i*>(p));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
@@ -97,6 +103,7 @@ inline F32x16 LoadE2m1(const void* p) {
       code, _mm512_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6))};
 }
 
+inline float LargestLane(F32x16 a) { return _mm512_reduce_max_ps(a.v); }  // without NaN
 // Lane i + lane i+8, then +4, +2, +1.
 inline float Sum(F32x16 a) {
   const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
@@ -177,6 +184,15 @@ inline __m256 RoundBf16(__m256 a) {
 // To the nearest bf16, ties to even; NaN becomes quiet.
 inline F32x16 RoundBf16(F32x16 a) { return {RoundBf16(a.lo), RoundBf16(a.hi)}; }
 
+inline __m256 ZeroBelow(__m256 a, float least) {
+  const __m256 magnitude = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a);
+  return _mm256_and_ps(a, _mm256_cmp_ps(magnitude, _mm256_set1_ps(least), _CMP_NLT_UQ));
+}
+// Lanes whose magnitude is below `least` become 0; NaN stays.
+inline F32x16 ZeroBelow(F32x16 a, float least) {
+  return {ZeroBelow(a.lo, least), ZeroBelow(a.hi, least)};
+}
+
 inline F32x16 LoadBf16(const void* p) {
   const auto* halves = static_cast<const __m128i*>(p);
   const __m256i lo = _mm256_cvtepu16_epi32(_mm_loadu_si128(halves));
@@ -216,6 +232,12 @@ inline F32x16 LoadE2m1(const void* p) {
   return {DecodeE2m1(codes[0]), DecodeE2m1(codes[1])};
 }
 
+inline float LargestLane(F32x16 a) {  // without NaN
+  const __m256 eight = _mm256_max_ps(a.lo, a.hi);
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
 // Lane i + lane i+8, then +4, +2, +1.
 inline float Sum(F32x16 a) {
   const __m256 eight = _mm256_add_ps(a.lo, a.hi);
@@ -302,6 +324,17 @@ inline F32x16 RoundBf16(F32x16 a) {
   return a;
 }
 
+// Lanes whose magnitude is below `least` become 0; NaN stays.
+inline F32x16 ZeroBelow(F32x16 a, float least) {
+  for (float& lane : a.v) lane = std::fabs(lane) < least ? 0.0f : lane;
+  return a;
+}
+
+inline float LargestLane(F32x16 a) {  // without NaN
+  float largest = a.v[0];
+  for (const float lane : a.v) largest = lane > largest ? lane : largest;
+  return largest;
+}
 // Lane i + lane i+8, then +4, +2, +1.
 inline float Sum(F32x16 a) {
   for (int width = 8; width >= 1; width /= 2) {

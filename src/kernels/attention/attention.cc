@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <vector>
 
+#include "base/check.h"
+#include "device/arena.h"
 #include "kernels/attention/attention_simd.h"
 #include "tensor/scale_layout.h"
 
@@ -22,16 +25,46 @@ struct Piece {
   int64_t head_end = 0;
 };
 
-// One thread's decoded rows and scores, kept between calls so that decode does not allocate.
-struct Scratch {
-  std::vector<float> window;
-  std::vector<float> entries;
-  std::vector<float> scores;
+// How decoded rows are kept, and what attends to them.
+struct Variant {
+  int64_t row_bytes = 0;
+  void (*decode)(const KvRow& layout, std::span<const std::byte* const> stored, std::byte* rows);
+  void (*attend)(const HeadArguments& arguments);
 };
 
-float* Ensure(std::vector<float>& buffer, int64_t size) {
-  if (std::ssize(buffer) < size) buffer.resize(static_cast<size_t>(size));
-  return buffer.data();
+int64_t Fp32RowBytes(const KvRow& layout) { return RoundUp(layout.head_dim, 16) * 4; }
+
+void DecodeFp32(const KvRow& layout, std::span<const std::byte* const> stored, std::byte* rows) {
+  const int64_t bytes = Fp32RowBytes(layout);
+  for (const std::byte* row : stored) {
+    std::memset(rows + bytes - 64, 0, 64);  // behind the last number
+    DecodeKvRow(layout, row, reinterpret_cast<float*>(rows));
+    rows += bytes;
+  }
+}
+
+void DecodePairs(const KvRow& layout, std::span<const std::byte* const> stored, std::byte* rows) {
+  simd_avx512::DecodeKvRowPairs(layout, stored.data(), std::ssize(stored),
+                                reinterpret_cast<uint32_t*>(rows));
+}
+
+Variant ChooseVariant(CpuIsa isa, const KvRow& row, Rounding rounding) {
+  const bool fits = rounding == Rounding::kBf16 && row.format == KvFormat::kFp8 &&
+                    row.head_dim % 32 == 0 && row.rope_dim % 32 == 0;
+  switch (isa) {
+    case CpuIsa::kScalar:
+      return {Fp32RowBytes(row), DecodeFp32, simd_scalar::AttendHeads};
+    case CpuIsa::kAvx2:
+      return {Fp32RowBytes(row), DecodeFp32, simd_avx2::AttendHeads};
+    case CpuIsa::kAvx512:
+    case CpuIsa::kAmx:
+      // Same bits, so it is a matter of speed: Intel's vdpbf16ps is slower than its two fp32 units.
+      if (fits && __builtin_cpu_supports("avx512bf16") && !__builtin_cpu_is("intel")) {
+        return {row.head_dim * 2, DecodePairs, simd_avx512::AttendHeadsBf16};
+      }
+      return {Fp32RowBytes(row), DecodeFp32, simd_avx512::AttendHeads};
+  }
+  HB_CHECK(false, "instruction set {}", static_cast<int>(isa));
 }
 
 std::vector<Piece> CutIntoPieces(std::span<const AttentionSequence> sequences, int64_t heads,
@@ -51,94 +84,96 @@ std::vector<Piece> CutIntoPieces(std::span<const AttentionSequence> sequences, i
   return pieces;
 }
 
-// Which entries the tokens of a piece attend to.
-class PieceEntries {
+// The decoded rows of a piece.
+class PieceRows {
  public:
-  PieceEntries(const AttentionShape& shape, const EntrySelection& selection, const Piece& piece,
-               Scratch& scratch)
-      : shape_(shape), selection_(selection), sequence_(*piece.sequence), scratch_(scratch) {
-    bool all = true;
-    for (int64_t t = piece.first; t < piece.first + piece.count; ++t) {
-      all = all && (selection.indices == nullptr || selection.counts[t] == Visible(t));
-    }
-    if (!all) return;
-    shared_ = true;  // each token takes a prefix of what the last one sees
-    Decode(Visible(piece.first + piece.count - 1), nullptr);
+  PieceRows(const Variant& variant, const KvRow& layout, Arena& arena)
+      : variant_(variant), layout_(layout), arena_(arena), zeros_(Take(1)) {
+    std::memset(zeros_, 0, static_cast<size_t>(variant.row_bytes));
   }
 
-  // The rows of one token; valid until the next call.
-  MatrixView<const float> Of(int64_t token) {
-    const int64_t count = shared_ ? Visible(token) : selection_.counts[token];
-    if (!shared_) Decode(count, selection_.indices + token * selection_.stride);
-    return {scratch_.entries.data(), count, shape_.row.head_dim};
+  // Decodes rows ids[0 .. count), or first .. if there are no ids.
+  const std::byte* Decode(const PagedRows& rows, const int32_t* ids, int64_t first, int64_t count) {
+    auto** stored = arena_.Take<const std::byte*>(count);
+    for (int64_t i = 0; i < count; ++i) stored[i] = rows.row(ids != nullptr ? ids[i] : first + i);
+    std::byte* decoded = Take(count);
+    variant_.decode(layout_, {stored, static_cast<size_t>(count)}, decoded);
+    return decoded;
+  }
+
+  // The keys of one token, as HeadArguments has them.
+  const std::byte* const* Keys(const std::byte* window, int64_t window_count,
+                               const std::byte* entries, int64_t entry_count) {
+    const int64_t count = window_count + entry_count;
+    auto** keys = arena_.Take<const std::byte*>(RoundUp(count, 4));
+    for (int64_t i = 0; i < window_count; ++i) keys[i] = window + i * variant_.row_bytes;
+    for (int64_t i = 0; i < entry_count; ++i) {
+      keys[window_count + i] = entries + i * variant_.row_bytes;
+    }
+    for (int64_t i = count; i < RoundUp(count, 4); ++i) keys[i] = zeros_;
+    return keys;
   }
 
  private:
-  int64_t Visible(int64_t token) const {
-    return VisibleEntries(sequence_.position + token - sequence_.first, shape_.rate);
-  }
-  void Decode(int64_t count, const int32_t* indices) {
-    const int64_t dim = shape_.row.head_dim;
-    float* rows = Ensure(scratch_.entries, count * dim);
-    for (int64_t j = 0; j < count; ++j) {
-      DecodeKvRow(shape_.row, sequence_.compressed.row(indices != nullptr ? indices[j] : j),
-                  rows + j * dim);
-    }
-  }
+  std::byte* Take(int64_t rows) { return arena_.Take<std::byte>(rows * variant_.row_bytes); }
 
-  const AttentionShape& shape_;
-  const EntrySelection& selection_;
-  const AttentionSequence& sequence_;
-  Scratch& scratch_;
-  bool shared_ = false;
+  const Variant& variant_;
+  const KvRow& layout_;
+  Arena& arena_;
+  std::byte* zeros_;
 };
 
-void AttendHeads(CpuIsa isa, const HeadArguments& arguments) {
-  switch (isa) {
-    case CpuIsa::kScalar:
-      return simd_scalar::AttendHeads(arguments);
-    case CpuIsa::kAvx2:
-      return simd_avx2::AttendHeads(arguments);
-    case CpuIsa::kAvx512:
-    case CpuIsa::kAmx:
-      return simd_avx512::AttendHeads(arguments);
+// Whether each token of a piece attends to all entries that it may see.
+bool SeesAll(const AttentionShape& shape, const EntrySelection& selection, const Piece& piece,
+             int64_t first_position) {
+  for (int64_t i = 0; i < piece.count && selection.indices != nullptr; ++i) {
+    const int64_t visible = VisibleEntries(first_position + i, shape.rate);
+    if (selection.counts[piece.first + i] != visible) return false;
   }
+  return true;
 }
 
-void AttendPiece(CpuIsa isa, const AttentionShape& shape, const EntrySelection& selection,
-                 const Piece& piece, MatrixView<const float> q, Rounding rounding, Scratch& scratch,
-                 MatrixView<float> out) {
+void AttendPiece(const Variant& variant, const AttentionShape& shape,
+                 const EntrySelection& selection, const Piece& piece, MatrixView<const float> q,
+                 Rounding rounding, Arena& arena, MatrixView<float> out) {
+  const Arena::Scope scope(arena);
   const AttentionSequence& sequence = *piece.sequence;
   const int64_t dim = shape.row.head_dim;
   const int64_t first_position = sequence.position + piece.first - sequence.first;
-  const int64_t last_position = first_position + piece.count - 1;
+  const int64_t end_position = first_position + piece.count;
   const int64_t window_begin = std::max<int64_t>(0, first_position - shape.window + 1);
-  float* window = Ensure(scratch.window, (last_position + 1 - window_begin) * dim);
-  for (int64_t p = window_begin; p <= last_position; ++p) {
-    DecodeKvRow(shape.row, sequence.window.row(p), window + (p - window_begin) * dim);
-  }
-  PieceEntries piece_entries(shape, selection, piece, scratch);
+  PieceRows rows(variant, shape.row, arena);
+  const std::byte* window =
+      rows.Decode(sequence.window, nullptr, window_begin, end_position - window_begin);
+  // Then each token takes a prefix of what the last one sees.
+  const bool shared = SeesAll(shape, selection, piece, first_position);
+  const std::byte* entries = shared ? rows.Decode(sequence.compressed, nullptr, 0,
+                                                  VisibleEntries(end_position - 1, shape.rate))
+                                    : nullptr;
   for (int64_t i = 0; i < piece.count; ++i) {
+    const Arena::Scope of_token(arena);
     const int64_t token = piece.first + i;
     const int64_t position = first_position + i;
     const int64_t begin = std::max<int64_t>(0, position - shape.window + 1);
-    const MatrixView<const float> entries = piece_entries.Of(token);
-    const int64_t heads = piece.head_end - piece.head_begin;
-    const int64_t window_count = position + 1 - begin;
-    const int64_t score_stride = RoundUp(window_count + entries.rows, 16);
-    AttendHeads(isa, {.heads = heads,
-                      .q = q.row(token) + piece.head_begin * dim,
-                      .window = window + (begin - window_begin) * dim,
-                      .window_count = window_count,
-                      .entries = entries.data,
-                      .entry_count = entries.rows,
-                      .dim = dim,
-                      .scale = 1.0f / std::sqrt(static_cast<float>(dim)),
-                      .sinks = shape.sinks + piece.head_begin,
-                      .round_to_bf16 = rounding == Rounding::kBf16,
-                      .score_stride = score_stride,
-                      .scores = Ensure(scratch.scores, heads * score_stride),
-                      .out = out.row(token) + piece.head_begin * dim});
+    const int64_t entry_count =
+        shared ? VisibleEntries(position, shape.rate) : selection.counts[token];
+    const std::byte* seen =
+        shared ? entries
+               : rows.Decode(sequence.compressed, selection.indices + token * selection.stride, 0,
+                             entry_count);
+    HeadArguments arguments{.heads = piece.head_end - piece.head_begin,
+                            .q = q.row(token) + piece.head_begin * dim,
+                            .keys = rows.Keys(window + (begin - window_begin) * variant.row_bytes,
+                                              position + 1 - begin, seen, entry_count),
+                            .key_count = position + 1 - begin + entry_count,
+                            .dim = dim,
+                            .scale = 1.0f / std::sqrt(static_cast<float>(dim)),
+                            .sinks = shape.sinks + piece.head_begin,
+                            .round_to_bf16 = rounding == Rounding::kBf16,
+                            .out = out.row(token) + piece.head_begin * dim};
+    arguments.q_rows = arena.Take<float>(arguments.heads * RoundUp(dim, 16));
+    arguments.scores = arena.Take<float>(arguments.heads * arguments.score_stride());
+    variant.attend(arguments);
   }
 }
 
@@ -147,13 +182,14 @@ void AttendPiece(CpuIsa isa, const AttentionShape& shape, const EntrySelection& 
 void Attention(const Context& context, const AttentionShape& shape,
                std::span<const AttentionSequence> sequences, const EntrySelection& selection,
                MatrixView<const float> q, Rounding rounding, MatrixView<float> out) {
+  const Variant variant = ChooseVariant(context.isa(), shape.row, rounding);
   const std::vector<Piece> pieces =
       CutIntoPieces(sequences, shape.heads, q.rows, context.pool().threads());
   context.pool().ParallelFor(std::ssize(pieces), 1, [&](int64_t begin, int64_t end) {
-    static thread_local Scratch scratch;
+    static thread_local Arena arena;  // kept between calls, so that decode does not allocate
     for (int64_t i = begin; i < end; ++i) {
-      AttendPiece(context.isa(), shape, selection, pieces[static_cast<size_t>(i)], q, rounding,
-                  scratch, out);
+      AttendPiece(variant, shape, selection, pieces[static_cast<size_t>(i)], q, rounding, arena,
+                  out);
     }
   });
 }

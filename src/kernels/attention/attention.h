@@ -41,7 +41,9 @@ struct EntrySelection {
 
 // q, out: [tokens, heads * head_dim]. Score = q.k / sqrt(head_dim); one softmax over the window
 // (positions max(0, p - window + 1) .. p, ascending), the selected entries (ascending) and the
-// sink, which has no value. A token's result depends on its own query and rows alone.
+// sink, which has no value. With kBf16 the queries are bf16 numbers and the weights
+// exp(score - max) are rounded to bf16, as the model's are. A token's result depends on its own
+// query and rows alone.
 void Attention(const Context& context, const AttentionShape& shape,
                std::span<const AttentionSequence> sequences, const EntrySelection& selection,
                MatrixView<const float> q, Rounding rounding, MatrixView<float> out);

@@ -66,12 +66,13 @@ struct Batch {
     selection = {indices.data(), counts.data(), most};
   }
 
-  std::vector<float> Compute(Rounding rounding = Rounding::kNone, int threads = 1) const {
+  std::vector<float> Compute(Rounding rounding = Rounding::kNone, int threads = 1,
+                             CpuIsa isa = BestCpuIsa()) const {
     ThreadPool pool(threads);
     std::vector<float> out(q.size(), NAN);
     const int64_t columns = shape.heads * shape.row.head_dim;
-    Attention(Context(pool), shape, sequences, selection, {q.data(), tokens, columns}, rounding,
-              {out.data(), tokens, columns});
+    Attention(Context(pool, isa), shape, sequences, selection, {q.data(), tokens, columns},
+              rounding, {out.data(), tokens, columns});
     return out;
   }
 
@@ -303,20 +304,23 @@ TEST(Attention, ATokenAloneEqualsTheTokenInItsBatch) {  // R49, R76, MDL-07
   batch.AddSequence(0, 3, 2);
   batch.AddSequence(201, 1, 3);
   batch.SelectSome(6, 4);
-  const std::vector<float> all = batch.Compute();
+  for (float& x : batch.q) x = RoundToBf16(x);
   const size_t columns = 8 * 96;
-  for (const AttentionSequence& s : batch.sequences) {
-    for (int64_t i = 0; i < s.count; ++i) {
-      const auto token = static_cast<size_t>(s.first + i);
-      ThreadPool pool(3);  // more threads than tokens: heads are split among them
-      AttentionSequence alone = s;
-      static_cast<TokenSpan&>(alone) = {.first = 0, .count = 1, .position = s.position + i};
-      std::vector<float> out(columns, NAN);
-      Attention(Context(pool), batch.shape, {&alone, 1},
-                {batch.indices.data() + token * 6, batch.counts.data() + token, 6},
-                {batch.q.data() + token * columns, 1, static_cast<int64_t>(columns)},
-                Rounding::kNone, {out.data(), 1, static_cast<int64_t>(columns)});
-      ASSERT_TRUE(SameBits(out, std::span(all).subspan(token * columns, columns))) << token;
+  for (const Rounding rounding : {Rounding::kNone, Rounding::kBf16}) {
+    const std::vector<float> all = batch.Compute(rounding);
+    for (const AttentionSequence& s : batch.sequences) {
+      for (int64_t i = 0; i < s.count; ++i) {
+        const auto token = static_cast<size_t>(s.first + i);
+        ThreadPool pool(3);  // more threads than tokens: heads are split among them
+        AttentionSequence alone = s;
+        static_cast<TokenSpan&>(alone) = {.first = 0, .count = 1, .position = s.position + i};
+        std::vector<float> out(columns, NAN);
+        Attention(Context(pool), batch.shape, {&alone, 1},
+                  {batch.indices.data() + token * 6, batch.counts.data() + token, 6},
+                  {batch.q.data() + token * columns, 1, static_cast<int64_t>(columns)}, rounding,
+                  {out.data(), 1, static_cast<int64_t>(columns)});
+        ASSERT_TRUE(SameBits(out, std::span(all).subspan(token * columns, columns))) << token;
+      }
     }
   }
 }
@@ -336,9 +340,66 @@ TEST(Attention, OneTwoAndThreeThreadsGiveTheSameBits) {
 TEST(Attention, RoundsItsOutputOnce) {
   Batch setup(3, 16, 4, F32Row(20));
   setup.AddSequence(33, 6, 1);
+  // Queries of zero and no sink: all weights are 1 with either rounding.
+  setup.q.assign(setup.q.size(), 0);
+  setup.sinks.assign(3, -INFINITY);
   std::vector<float> exact = setup.Compute();
   for (float& value : exact) value = RoundToBf16(value);
   EXPECT_TRUE(SameBits(setup.Compute(Rounding::kBf16), exact));
+}
+
+TEST(Attention, EveryInstructionSetGivesTheSameBits) {
+  const KvRow layouts[] = {F32Row(40),
+                           {KvFormat::kFp8, 40, 8},
+                           {KvFormat::kFp8, 96, 32},
+                           {KvFormat::kFp8, 128, 32},
+                           {KvFormat::kFp8, 512, 64}};
+  for (const KvRow& layout : layouts) {
+    for (const int64_t heads : {1, 6, 8}) {
+      Batch setup(heads, 17, 4, layout, 3);
+      setup.AddSequence(0, 5, 1);
+      setup.AddSequence(61, 11, 2);
+      setup.AddSequence(30, 4, 3, 1e-15);  // rotary numbers on both sides of 2^-52
+      setup.AddSequence(30, 4, 4, 1e3);    // nearly all weights count as 0
+      for (const bool some : {false, true}) {
+        if (some) setup.SelectSome(6, 5);
+        for (float& x : setup.q) x = RoundToBf16(x);
+        setup.q[3] = 0x1p-60f;
+        setup.q[4] = -0x1.fep-61f;
+        for (const Rounding rounding : {Rounding::kNone, Rounding::kBf16}) {
+          const std::vector<float> scalar = setup.Compute(rounding, 1, CpuIsa::kScalar);
+          for (const CpuIsa isa : SupportedCpuIsas()) {
+            EXPECT_TRUE(SameBits(setup.Compute(rounding, 1, isa), scalar))
+                << CpuIsaName(isa) << ", " << heads << " heads of " << layout.head_dim;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Attention, WeightsOfBf16AreNearTheDefinition) {
+  Batch setup(8, 128, 4, {KvFormat::kFp8, 128, 32});
+  setup.AddSequence(0, 5, 1);
+  setup.AddSequence(190, 9, 2);
+  for (float& x : setup.q) x = RoundToBf16(x);
+  std::vector<double> bounds;
+  const std::vector<double> expected = setup.Reference(&bounds);
+  // Each weight and the result are rounded; values are below 5.
+  EXPECT_TRUE(Near(setup.Compute(Rounding::kBf16), expected,
+                   [&](size_t i) { return bounds[i] + 5 * 3 * kBf16Unit; }));
+}
+
+TEST(Attention, ANumberThatIsNoneReachesOnlyTheQueriesThatSeeIt) {
+  for (const CpuIsa isa : SupportedCpuIsas()) {
+    Batch setup(8, 16, 4, {KvFormat::kFp8, 128, 32});
+    setup.AddSequence(40, 4, 1);
+    setup.windows[0]->Poison(42);
+    const std::vector<float> out = setup.Compute(Rounding::kBf16, 1, isa);
+    for (size_t i = 0; i < out.size(); ++i) {
+      EXPECT_EQ(std::isnan(out[i]), i / (8 * 128) >= 2) << CpuIsaName(isa) << " " << i;
+    }
+  }
 }
 
 TEST(Attention, EveryTokenReadsItsOwnRows) {  // R121: distinct values per row

@@ -46,7 +46,8 @@ void EncodeKvRow(const KvRow& layout, const float* row, std::byte* stored) {
     scales[b] = std::byte{scale};
   }
   for (int64_t i = 0; i < layout.rope_dim; ++i) {
-    const Bf16 value = ToBf16(row[fp8_dim + i]);
+    const float x = row[fp8_dim + i];
+    const Bf16 value = ToBf16(std::abs(x) < 0x1p-52f ? 0.0f : x);
     std::memcpy(rotary + i * 2, &value, sizeof(value));
   }
 }

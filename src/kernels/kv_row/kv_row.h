@@ -16,8 +16,9 @@ namespace halfbyte {
 // Keys of attention, which are the values as well: window rows and compressed entries.
 //   kF32: head_dim fp32 numbers, exact.
 //   kFp8: the first head_dim - rope_dim as E4M3 in blocks of 64 with one E8M0 scale each, the
-//   rotary
-//         part as bf16. Storing is the model's own rounding (fp8_roundtrip_64), bit for bit.
+//         rotary part as bf16. Storing is the model's own rounding (fp8_roundtrip_64), bit for bit,
+//         but that rotary numbers below 2^-52 become 0: so are all numbers that bf16 instructions
+//         meet here.
 enum class KvFormat { kF32, kFp8 };
 
 struct KvRow {
@@ -34,6 +35,14 @@ struct KvRow {
 
 void EncodeKvRow(const KvRow& layout, const float* row, std::byte* stored);
 void DecodeKvRow(const KvRow& layout, const std::byte* stored, float* row);
+
+namespace simd_avx512 {
+// Rows of kFp8, whose parts are multiples of 32, as bf16 numbers, which hold them exactly: word
+// [i, l] of rows [count, head_dim / 32, 16] has number 32 i + l of its row in its upper half and
+// 32 i + l + 16 in its lower. For machines with AVX-512.
+void DecodeKvRowPairs(const KvRow& layout, const std::byte* const* stored, int64_t count,
+                      uint32_t* rows);
+}  // namespace simd_avx512
 
 // Keys of the indexer.
 //   kF32:   dim fp32 numbers, exact, without Hadamard.

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <set>
 
 #include "kernels/test_rows.h"
@@ -69,7 +70,7 @@ void ExpectFp8Definition(const KvRow& layout, const std::vector<float>& row) {
         std::span(expected).subspan(static_cast<size_t>(begin), static_cast<size_t>(count)));
   }
   for (size_t i = static_cast<size_t>(layout.fp8_dim()); i < row.size(); ++i) {
-    expected[i] = RoundToBf16(row[i]);
+    expected[i] = std::abs(row[i]) < 0x1p-52f ? 0 : RoundToBf16(row[i]);
   }
   const std::vector<float> loaded = StoreAndLoad(layout, row);
   for (size_t i = 0; i < row.size(); ++i) {
@@ -119,6 +120,42 @@ TEST(KvRow, Fp8HoldsAtTheEdgesOfItsRange) {
   mixed[70] = 1e-7f;
   mixed[500] = -0.0f;
   ExpectFp8Definition(kReal, mixed);
+}
+
+TEST(KvRow, PairsAreTheDecodedNumbers) {
+  const std::vector<CpuIsa> isas = SupportedCpuIsas();
+  if (std::ranges::find(isas, CpuIsa::kAvx512) == isas.end()) GTEST_SKIP() << "no AVX-512";
+  for (const KvRow& layout : {kReal, KvRow{KvFormat::kFp8, 128, 32}, KvRow{KvFormat::kFp8, 64, 64},
+                              KvRow{KvFormat::kFp8, 32, 0}}) {
+    // Every byte of E4M3 at scales from the smallest to the largest, and any bf16 numbers.
+    std::vector<std::byte> bytes(static_cast<size_t>(64 * layout.bytes()));
+    std::vector<const std::byte*> stored;
+    for (int64_t i = 0; i < 64; ++i) {
+      std::byte* row = bytes.data() + i * layout.bytes();
+      for (int64_t k = 0; k < layout.bytes(); ++k) {
+        row[k] = static_cast<std::byte>(k * 37 + i * 101 + k * i / 3);
+      }
+      for (int64_t b = 0; b < layout.scale_count(); ++b) {
+        row[layout.fp8_dim() + 2 * layout.rope_dim + b] = static_cast<std::byte>(105 + i * 9 / 4);
+      }
+      stored.push_back(row);
+    }
+    std::vector<uint32_t> words(static_cast<size_t>(64 * layout.head_dim / 2));
+    simd_avx512::DecodeKvRowPairs(layout, stored.data(), 64, words.data());
+    std::vector<float> row(static_cast<size_t>(layout.head_dim));
+    for (size_t i = 0; i < 64; ++i) {
+      DecodeKvRow(layout, stored[i], row.data());
+      for (size_t k = 0; k < row.size(); ++k) {
+        const uint32_t word = words[i * row.size() / 2 + k / 32 * 16 + k % 16];
+        const float number = std::bit_cast<float>(k % 32 < 16 ? word & 0xffff0000 : word << 16);
+        if (std::isnan(row[k])) {
+          ASSERT_TRUE(std::isnan(number)) << "row " << i << ", number " << k;
+        } else {
+          ASSERT_EQ(number, row[k]) << "row " << i << ", number " << k;
+        }
+      }
+    }
+  }
 }
 
 TEST(KvRow, StoredBytesFollowTheWrittenLayout) {  // values, rotary part, exponent bytes

@@ -1,0 +1,164 @@
+// AttendHeads with AVX-512 BF16. `vdpbf16ps` adds the product of the upper halves first, then that
+// of the lower ones, each rounded like a fused multiply-add: so words hold, in this order, numbers
+// l and l + 16 of a key for scores, and the values of two keys for sums of values.
+#include <utility>
+
+#include "kernels/attention/attention_simd.h"
+#include "kernels/attention/softmax_weights.h"
+
+namespace halfbyte::simd_avx512 {
+namespace {
+
+constexpr int kHeadTile = 4;
+constexpr int kKeyTile = 4;
+constexpr __mmask32 kUpper = 0xaaaaaaaa;
+
+// Upper halves of `first`, lower halves of `second`.
+__m512i Halves(__m512i first, __m512i second) {
+  return _mm512_mask_blend_epi16(kUpper, second, first);
+}
+__m512i UpperOf(__m512i first, __m512i second) {
+  return Halves(first, _mm512_srli_epi32(second, 16));
+}
+__m512i LowerOf(__m512i first, __m512i second) {
+  return Halves(_mm512_slli_epi32(first, 16), second);
+}
+F32x16 Dot(__m512i a, __m512i b, F32x16 sum) {
+  return {_mm512_dpbf16_ps(sum.v, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b))};
+}
+
+// Calls body(0), ..., body(Count - 1) with constants: a loop around arrays of vectors would keep
+// them in memory.
+template <int Count, class Body>
+void ForEach(const Body& body) {
+  [&]<int... I>(std::integer_sequence<int, I...>) {
+    (body(I), ...);
+  }(std::make_integer_sequence<int, Count>());
+}
+
+void PackQueries(const HeadArguments& a) {
+  const float* q = a.q;
+  float* packed = a.q_rows;
+  const int64_t count = a.heads * a.dim;
+  const auto load = [](const float* p) {
+    return _mm512_castps_si512(ZeroBelow(Load16(p), kLeastBf16).v);
+  };
+  for (int64_t i = 0; i < count; i += 32) {
+    _mm512_storeu_si512(packed + i / 2, UpperOf(load(q + i), load(q + i + 16)));
+  }
+}
+
+// One step of the tree of Sum (simd16.h) for two vectors at once: what x has where `kMask` has
+// zeros and y elsewhere, plus their other halves brought there.
+template <__mmask16 kMask, class Exchange>
+__m512 Step(__m512 x, __m512 y, const Exchange& exchange) {
+  return _mm512_add_ps(_mm512_mask_blend_ps(kMask, x, y),
+                       exchange(_mm512_mask_blend_ps(kMask, y, x)));
+}
+
+// The sums of sixteen vectors.
+__m512 SumSixteen(const F32x16 (&a)[4][4]) {
+  const auto eight = [](F32x16 x, F32x16 y) {
+    return Step<0xff00>(x.v, y.v, [](__m512 v) { return _mm512_shuffle_f32x4(v, v, 0x4e); });
+  };
+  const auto four = [](__m512 x, __m512 y) {
+    return Step<0xf0f0>(x, y, [](__m512 v) { return _mm512_shuffle_f32x4(v, v, 0xb1); });
+  };
+  const auto two = [](__m512 x, __m512 y) {
+    return Step<0xcccc>(x, y, [](__m512 v) { return _mm512_permute_ps(v, 0x4e); });
+  };
+  const auto one = [](__m512 x, __m512 y) {
+    return Step<0xaaaa>(x, y, [](__m512 v) { return _mm512_permute_ps(v, 0xb1); });
+  };
+  // Lane 8 i + 4 j + 2 k + l comes from what the steps took as their i, j, k, l-th.
+  const auto of_key = [&](int j) { return four(eight(a[0][j], a[2][j]), eight(a[1][j], a[3][j])); };
+  return one(two(of_key(0), of_key(2)), two(of_key(1), of_key(3)));
+}
+
+// scores[h][j] = scale * q[h] . keys[j] for kKeyTile keys
+template <int Heads>
+void ScoreKeys(const HeadArguments& a, int64_t stride, const float* q, int64_t key, float* scores) {
+  F32x16 acc[Heads][kKeyTile] = {};
+  const std::byte* const* rows = a.keys + key;
+  const int64_t words = a.dim / 2;
+  for (int64_t w = 0; w < words; w += 16) {
+    __m512i part[kKeyTile];
+    for (int j = 0; j < kKeyTile; ++j) part[j] = _mm512_loadu_si512(rows[j] + 4 * w);
+    for (int h = 0; h < Heads; ++h) {
+      const __m512i query = _mm512_loadu_si512(q + h * words + w);
+      for (int j = 0; j < kKeyTile; ++j) acc[h][j] = Dot(query, part[j], acc[h][j]);
+    }
+  }
+  if constexpr (Heads == 1) {
+    SumFour(acc[0], a.scale, scores + key);
+  } else {
+    const __m512 sums = _mm512_mul_ps(SumSixteen(acc), _mm512_set1_ps(a.scale));
+    _mm_storeu_ps(scores + key, _mm512_castps512_ps128(sums));
+    _mm_storeu_ps(scores + stride + key, _mm512_extractf32x4_ps(sums, 1));
+    _mm_storeu_ps(scores + 2 * stride + key, _mm512_extractf32x4_ps(sums, 2));
+    _mm_storeu_ps(scores + 3 * stride + key, _mm512_extractf32x4_ps(sums, 3));
+  }
+}
+
+// Weights to words of two bf16 numbers, in place.
+void PackWeights(int64_t count, float* weights) {
+  for (int64_t j = 0; j < count; j += 16) {
+    const __m512i pairs = _mm512_loadu_si512(weights + j);
+    const __m512i words = _mm512_or_si512(pairs, _mm512_srli_epi64(pairs, 48));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(weights + j / 2), _mm512_cvtepi64_epi32(words));
+  }
+}
+
+// Channels [d, d + 32 * Blocks) of the outputs of heads [head, head + Heads).
+template <int Heads, int Blocks>
+void WeightedValues(const HeadArguments& a, int64_t head, int64_t d, const float* shares) {
+  F32x16 acc[Heads][2 * Blocks] = {};
+  const int64_t stride = a.score_stride();
+  const float* weights = a.scores + head * stride;
+  for (int64_t j = 0; j < a.key_count; j += 2) {
+    __m512i value[2 * Blocks];
+    for (int b = 0; b < Blocks; ++b) {
+      const __m512i first = _mm512_loadu_si512(a.keys[j] + 2 * d + 64 * b);
+      const __m512i second = _mm512_loadu_si512(a.keys[j + 1] + 2 * d + 64 * b);
+      value[2 * b] = UpperOf(first, second);
+      value[2 * b + 1] = LowerOf(first, second);
+    }
+    for (int h = 0; h < Heads; ++h) {
+      const __m512i pair = _mm512_castps_si512(_mm512_set1_ps(weights[h * stride + j / 2]));
+      for (int v = 0; v < 2 * Blocks; ++v) acc[h][v] = Dot(pair, value[v], acc[h][v]);
+    }
+  }
+  float* out = a.out + head * a.dim + d;
+  const int64_t dim = a.dim;
+  ForEach<Heads * 2 * Blocks>([&](int i) {
+    const int h = i / (2 * Blocks);
+    const int v = i % (2 * Blocks);
+    Store16(out + h * dim + 16 * v, RoundBf16(Mul(acc[h][v], Set16(shares[h]))));
+  });
+}
+
+template <int Heads>
+void AttendTile(const HeadArguments& a, int64_t head) {
+  const int64_t stride = a.score_stride();
+  float* scores = a.scores + head * stride;
+  for (int64_t j = 0; j < a.key_count; j += kKeyTile) {
+    ScoreKeys<Heads>(a, stride, a.q_rows + head * (a.dim / 2), j, scores);
+  }
+  float shares[Heads];
+  WeighKeys<Heads>(a.sinks + head, /*round_to_bf16=*/true, a.key_count, stride, scores, shares);
+  for (int h = 0; h < Heads; ++h) PackWeights(a.key_count, scores + h * stride);
+  int64_t d = 0;
+  for (; d + 64 <= a.dim; d += 64) WeightedValues<Heads, 2>(a, head, d, shares);
+  for (; d < a.dim; d += 32) WeightedValues<Heads, 1>(a, head, d, shares);
+}
+
+}  // namespace
+
+void AttendHeadsBf16(const HeadArguments& a) {
+  PackQueries(a);
+  int64_t head = 0;
+  for (; head + kHeadTile <= a.heads; head += kHeadTile) AttendTile<kHeadTile>(a, head);
+  for (; head < a.heads; ++head) AttendTile<1>(a, head);
+}
+
+}  // namespace halfbyte::simd_avx512
