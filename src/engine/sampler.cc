@@ -16,6 +16,7 @@ namespace halfbyte {
 namespace {
 
 constexpr size_t kBlock = 1024;  // ids per partial sum
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 struct Candidate {
   double q;
@@ -24,33 +25,67 @@ struct Candidate {
 
 bool Better(const Candidate& a, const Candidate& b) { return a.q != b.q ? a.q > b.q : a.id < b.id; }
 
-// The largest logit; errors as Sample.
-Result<float> Largest(std::span<const float> logits) {
-  if (logits.empty()) return MakeError("nonfinite_logits: there are no logits");
-  constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  // In lanes, so that the loop becomes vector instructions.
-  constexpr size_t kLanes = 16;
-  float lanes[kLanes];
-  std::ranges::fill(lanes, -kInfinity);
-  int bad[kLanes] = {};
-  const auto take = [&](float z, size_t lane) {
-    bad[lane] |= static_cast<int>(!(z < kInfinity));
-    lanes[lane] = z > lanes[lane] ? z : lanes[lane];
+// The largest of some logits, NaN aside, and whether one is NaN or +infinity. In lanes and two
+// loops, so that both become vector instructions.
+struct Extremes {
+  float largest = 0;
+  bool bad = false;
+};
+Extremes ExtremesOf(std::span<const float> logits) {
+  constexpr size_t kLanes = 32;
+  float largest[kLanes];
+  float bad[kLanes] = {};
+  std::ranges::fill(largest, -kInfinity);
+  const auto take = [&](size_t from, size_t count) {
+    for (size_t lane = 0; lane < count; ++lane) {
+      const float z = logits[from + lane];
+      largest[lane] = z > largest[lane] ? z : largest[lane];
+    }
+    for (size_t lane = 0; lane < count; ++lane) {
+      bad[lane] = logits[from + lane] < kInfinity ? bad[lane] : 1.0f;
+    }
   };
   size_t i = 0;
-  for (; i + kLanes <= logits.size(); i += kLanes) {
-    for (size_t lane = 0; lane < kLanes; ++lane) take(logits[i + lane], lane);
+  for (; i + kLanes <= logits.size(); i += kLanes) take(i, kLanes);
+  take(i, logits.size() - i);
+  return {*std::ranges::max_element(largest), *std::ranges::max_element(bad) != 0};
+}
+
+// The first of the largest logits; errors as Sample.
+Result<size_t> FirstLargest(std::span<const float> logits) {
+  float largest = -kInfinity;
+  size_t block = 0;  // where it comes first
+  for (size_t begin = 0; begin < logits.size(); begin += kBlock) {
+    const auto part = logits.subspan(begin, std::min(kBlock, logits.size() - begin));
+    const Extremes extremes = ExtremesOf(part);
+    if (extremes.bad) {
+      const auto at = std::ranges::find_if(part, [](float z) { return !(z < kInfinity); });
+      return MakeError(
+          "nonfinite_logits: the logit of token {} is {}; halfbyte verify finds bad weights",
+          at - part.begin() + static_cast<ptrdiff_t>(begin), *at);
+    }
+    if (extremes.largest > largest) {
+      largest = extremes.largest;
+      block = begin;
+    }
   }
-  for (; i < logits.size(); ++i) take(logits[i], 0);
-  if (std::ranges::count(bad, 0) != kLanes) {
-    const auto at = std::ranges::find_if(logits, [](float z) { return !(z < kInfinity); });
-    return MakeError(
-        "nonfinite_logits: the logit of token {} is {}; halfbyte verify finds bad weights",
-        at - logits.begin(), *at);
-  }
-  const float largest = *std::ranges::max_element(lanes);
+  if (logits.empty()) return MakeError("nonfinite_logits: there are no logits");
   if (largest == -kInfinity) return MakeError("nonfinite_logits: no token has a finite logit");
-  return largest;
+  const auto rest = logits.subspan(block);
+  return block + static_cast<size_t>(std::ranges::find(rest, largest) - rest.begin());
+}
+
+// q_i of Sample, without min_p, block by block while it is in the cache.
+void Exponentials(std::span<const float> logits, double max, double temperature,
+                  std::span<double> q) {
+  for (size_t begin = 0; begin < q.size(); begin += kBlock) {
+    const std::span<double> block = q.subspan(begin, std::min(kBlock, q.size() - begin));
+    for (size_t i = 0; i < block.size(); ++i) block[i] = logits[begin + i] - max;
+    if (temperature != 1) {
+      for (double& x : block) x /= temperature;
+    }
+    ExpAll(block);
+  }
 }
 
 // The sum of each kBlock ids, ascending. Four blocks side by side: in one alone every addition
@@ -189,17 +224,15 @@ Status Validate(const SamplingParams& params) {
 Result<int> Sample(std::span<const float> logits, const SamplingParams& params,
                    uint32_t output_index, uint32_t choice) {
   HB_RETURN_IF_ERROR(Validate(params));
-  HB_ASSIGN_OR_RETURN(const float largest, Largest(logits));
-  if (params.temperature == 0) {
-    return static_cast<int>(std::ranges::find(logits, largest) - logits.begin());
-  }
+  HB_ASSIGN_OR_RETURN(const size_t best, FirstLargest(logits));
+  if (params.temperature == 0) return static_cast<int>(best);
   static thread_local std::vector<double> kept;  // so that drawing does not allocate
   kept.resize(logits.size());
   const std::span<double> q(kept);
-  const double max = largest;
-  for (size_t i = 0; i < q.size(); ++i) q[i] = (logits[i] - max) / params.temperature;
-  ExpAll(q);
-  for (double& x : q) x = x < params.min_p ? 0 : x;
+  Exponentials(logits, logits[best], params.temperature, q);
+  if (params.min_p > 0) {
+    for (double& x : q) x = x < params.min_p ? 0 : x;
+  }
   if (params.top_k > 0 || params.top_p < 1) KeepTop(params, q);
   const double u = UniformDraw(params.seed, output_index, choice, DrawPurpose::kSampling);
   return static_cast<int>(Draw(q, u));
