@@ -25,20 +25,25 @@ inline float Dot(const float* a, const float* b, int64_t n) {
 
 inline float SumOfSquares(const float* x, int64_t n) { return Dot(x, x, n); }
 
-// The same for neighbouring rows: four at a time, as each addition waits for the one before.
-inline void SumsOfSquares(const float* x, int64_t rows, int64_t n, float* sums) {
-  int64_t r = 0;
-  for (; n % 16 == 0 && r + 4 <= rows; r += 4, x += 4 * n) {
+// rsqrt(mean(x^2) + eps) of up to four neighbouring rows, in step: the next addition to a sum waits
+// for the one before.
+inline void NormFactors(const float* x, int64_t rows, int64_t n, float eps, float (&factors)[4]) {
+  float sums[4] = {};
+  if (rows == 4 && n % 16 == 0) {
     F32x16 acc[4] = {Zero16(), Zero16(), Zero16(), Zero16()};
     for (int64_t i = 0; i < n; i += 16) {
-      for (int64_t j = 0; j < 4; ++j) {
-        const F32x16 values = Load16(x + j * n + i);
-        acc[j] = Fma(values, values, acc[j]);
+      for (int64_t r = 0; r < 4; ++r) {
+        const F32x16 values = Load16(x + r * n + i);
+        acc[r] = Fma(values, values, acc[r]);
       }
     }
-    SumFour(acc, 1.0f, sums + r);
+    SumFour(acc, 1.0f, sums);
+  } else {
+    for (int64_t r = 0; r < rows; ++r) sums[r] = SumOfSquares(x + r * n, n);
   }
-  for (; r < rows; ++r, x += n) sums[r] = SumOfSquares(x, n);
+  const __m128 mean = _mm_div_ps(_mm_loadu_ps(sums), _mm_set1_ps(static_cast<float>(n)));
+  const __m128 root = _mm_sqrt_ps(_mm_add_ps(mean, _mm_set1_ps(eps)));
+  _mm_storeu_ps(factors, _mm_div_ps(_mm_set1_ps(1.0f), root));
 }
 
 // y[i] += a * x[i]
@@ -53,8 +58,8 @@ inline void AddScaled(float a, const float* x, float* y, int64_t n) {
 
 using HB_SIMD_NAMESPACE::AddScaled;
 using HB_SIMD_NAMESPACE::Dot;
+using HB_SIMD_NAMESPACE::NormFactors;
 using HB_SIMD_NAMESPACE::SumOfSquares;
-using HB_SIMD_NAMESPACE::SumsOfSquares;
 
 // Rows of `columns` elements that make a piece worth handing to another thread.
 constexpr int64_t RowsPerPiece(int64_t columns) {

@@ -75,18 +75,22 @@ void ScoreRow(const RouterParams& params, const float* logits, float* scores) {
   for (int64_t e = 0; e < n; ++e) scores[e] /= sum;
 }
 
-// Takes an expert out of the selection.
+// The key of who is out of the selection.
 constexpr float kTaken = NAN;
 
-// The top_k largest keys in falling order, ties to the lower id. At least top_k are not taken.
-void SelectLargest(const float* keys, int64_t experts, int64_t top_k, int32_t* ids) {
-  int64_t count = 0;
-  for (int64_t e = 0; e < experts; ++e) {
-    if (std::isnan(keys[e])) continue;
-    if (count == top_k && !(keys[e] > keys[ids[count - 1]])) continue;
-    int64_t place = count < top_k ? count++ : count - 1;
-    for (; place > 0 && keys[e] > keys[ids[place - 1]]; --place) ids[place] = ids[place - 1];
-    ids[place] = static_cast<int32_t>(e);
+// The top_k largest keys in falling order, ties to the lower id. At least top_k are not taken;
+// those chosen are afterwards.
+void SelectLargest(std::span<float> keys, int64_t top_k, int32_t* ids) {
+  const auto n = static_cast<int64_t>(keys.size());
+  for (int64_t j = 0; j < top_k; ++j) {
+    F32x16 lanes = Set16(kWorst);
+    int64_t e = 0;
+    for (; e + 16 <= n; e += 16) lanes = Max(Load16(&keys[static_cast<size_t>(e)]), lanes);
+    float largest = LargestLane(lanes);
+    for (; e < n; ++e) largest = std::max(largest, keys[static_cast<size_t>(e)]);
+    const auto best = std::ranges::find(keys, largest);
+    ids[j] = static_cast<int32_t>(best - keys.begin());
+    *best = kTaken;
   }
 }
 
@@ -107,9 +111,9 @@ void MaskGroups(const RouterParams& params, float* keys) {
   std::vector<float> group_keys;
   for (int64_t g = 0; g < params.groups; ++g) group_keys.push_back(GroupKey(keys + g * size, size));
   std::vector<int32_t> chosen(static_cast<size_t>(params.chosen_groups));
-  SelectLargest(group_keys.data(), params.groups, params.chosen_groups, chosen.data());
+  SelectLargest(group_keys, params.chosen_groups, chosen.data());
   for (int64_t g = 0; g < params.groups; ++g) {
-    if (std::ranges::find(chosen, g) == chosen.end()) std::fill_n(keys + g * size, size, kTaken);
+    if (!std::isnan(group_keys[static_cast<size_t>(g)])) std::fill_n(keys + g * size, size, kTaken);
   }
 }
 
@@ -205,7 +209,7 @@ RouterCounters Route(const Context& context, const RouterParams& params,
                        keys[e] = std::isnan(key) ? kWorst : key;
                      }
                      if (params.chosen_groups < params.groups) MaskGroups(params, keys);
-                     SelectLargest(keys, params.experts, params.top_k, ids);
+                     SelectLargest({keys, static_cast<size_t>(params.experts)}, params.top_k, ids);
                    });
 }
 

@@ -19,15 +19,6 @@ void Sigmoids(int64_t count, float* x) {
   for (int64_t i = 0; i < count; i += 16) Store16(x + i, Sigmoid(Load16(x + i)));
 }
 
-// factors[t] = rsqrt(mean(f^2) + eps), by which the products of a token's streams f are multiplied.
-void NormFactors(const HyperConnection& hc, MatrixView<const float> streams, float* factors) {
-  SumsOfSquares(streams.data, streams.rows, streams.columns, factors);
-  for (int64_t t = 0; t < streams.rows; ++t) {
-    const float mean = factors[t] / static_cast<float>(streams.columns);
-    factors[t] = 1.0f / std::sqrt(mean + hc.norm_eps);
-  }
-}
-
 // y = round(sum_j weights[j] * streams_j)
 void WeightedSum(const float* streams, const float* weights, int count, int64_t dim,
                  Rounding rounding, float* y) {
@@ -57,7 +48,7 @@ void MixStreams(const float* x, const float* post, const float* comb, int any_n,
     F32x16 old[kStreams > 0 ? kStreams : kMaxStreams];
     for (int j = 0; j < n; ++j) {
       old[j] = Load16(streams + j * dim + i);
-      __builtin_prefetch(streams + (n + j) * dim + i, 1);  // the next token's, maybe far away
+      __builtin_prefetch(streams + (2 * n + j) * dim + i, 1);  // two tokens on, maybe far away
     }
     for (int k = 0; k < n; ++k) {
       F32x16 sum = Mul(Set16(post[k]), Load16(x + i));
@@ -163,7 +154,7 @@ void Sinkhorn(int n, int64_t tokens, int iterations, float eps, float* c) {
 }
 
 // Of HcPre for one token, but for what the iterations make of comb: the block's input, post, and
-// the logits. m: its products with fn, which `factor` belongs to.
+// the logits. m: its products with fn, which `factor`, that of its norm, belongs to.
 void PreToken(const HyperConnection& hc, const float* m, float factor, const float* streams,
               int64_t dim, Rounding rounding, float* x, float* post, float* logits) {
   const int n = hc.streams;
@@ -195,12 +186,12 @@ void HcPre(const Context& context, const HyperConnection& hc, MatrixView<const f
            Rounding rounding, MatrixView<float> mix, MatrixView<float> x, MatrixView<float> post,
            MatrixView<float> comb) {
   Linear(context, streams, hc.fn, mix);
-  constexpr int64_t kTokensPerPiece = 4;  // about a microsecond
+  constexpr int64_t kTokensPerPiece = 4;  // about a microsecond; of NormFactors
   context.pool().ParallelFor(streams.rows, kTokensPerPiece, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; t += kTokensPerPiece) {
       const int64_t count = std::min(kTokensPerPiece, end - t);
       float factors[kTokensPerPiece];
-      NormFactors(hc, streams.Rows(t, count), factors);
+      NormFactors(streams.row(t), count, streams.columns, hc.norm_eps, factors);
       for (int64_t i = t; i < t + count; ++i) {
         PreToken(hc, mix.row(i), factors[i - t], streams.row(i), x.columns, rounding, x.row(i),
                  post.row(i), comb.row(i));
@@ -229,11 +220,11 @@ void HcHead(const Context& context, const HyperConnection& hc, MatrixView<const 
   context.pool().ParallelFor(
       streams.rows, RowsPerPiece(streams.columns), [&](int64_t begin, int64_t end) {
         for (int64_t t = begin; t < end; ++t) {
-          float factor;
-          NormFactors(hc, streams.Rows(t, 1), &factor);
+          float factors[4];
+          NormFactors(streams.row(t), 1, streams.columns, hc.norm_eps, factors);
           float weights[kMaxStreams] = {};
           for (int j = 0; j < hc.streams; ++j) {
-            weights[j] = mix.row(t)[j] * factor * hc.scale[0] + hc.base[j];
+            weights[j] = mix.row(t)[j] * factors[0] * hc.scale[0] + hc.base[j];
           }
           Sigmoids(hc.streams, weights);
           for (int j = 0; j < hc.streams; ++j) weights[j] += hc.eps;

@@ -1,6 +1,7 @@
 #include "kernels/kv_row/kv_row.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -15,6 +16,57 @@ namespace halfbyte {
 namespace {
 
 using namespace HB_SIMD_NAMESPACE;  // NOLINT: the baseline variants of simd16.h
+
+// E4m3FromFloat (numerics/e4m3.h) of eight numbers, without its branches.
+__m256i E4m3FromFloats(__m256 x) {
+  const __m256i bits = _mm256_castps_si256(x);
+  const __m256i sign = _mm256_and_si256(_mm256_srli_epi32(bits, 24), _mm256_set1_epi32(0x80));
+  const __m256i magnitude = _mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff));
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(magnitude, 20), _mm256_set1_epi32(1));
+  const __m256i rounded =
+      _mm256_add_epi32(_mm256_add_epi32(magnitude, _mm256_set1_epi32(0x7ffff)), odd);
+  __m256i code = _mm256_sub_epi32(_mm256_srli_epi32(rounded, 20), _mm256_set1_epi32(120 << 3));
+  code = _mm256_min_epi32(code, _mm256_set1_epi32(0x7e));
+  const __m256 shifted = _mm256_add_ps(_mm256_castsi256_ps(magnitude), _mm256_set1_ps(0x1p14f));
+  const __m256i subnormal = _mm256_and_si256(_mm256_castps_si256(shifted), _mm256_set1_epi32(0xf));
+  const auto above = [&](int32_t bound) {
+    return _mm256_cmpgt_epi32(magnitude, _mm256_set1_epi32(bound));
+  };
+  code = _mm256_blendv_epi8(subnormal, code, above(std::bit_cast<int32_t>(0x1p-6f) - 1));
+  code = _mm256_blendv_epi8(code, _mm256_set1_epi32(0x7f), above(0x7f800000));
+  return _mm256_or_si256(code, sign);
+}
+
+// Sixteen numbers below 2^16 as words.
+__m256i Words(__m256i low, __m256i high) {
+  return _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8);
+}
+
+void EncodeE4m3(F32x16 x, std::byte* stored) {
+  const __m256i words = Words(E4m3FromFloats(x.lo), E4m3FromFloats(x.hi));
+  const __m128i bytes =
+      _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(stored), bytes);
+}
+
+void EncodeBf16(F32x16 x, std::byte* stored) {
+  const F32x16 rounded = RoundBf16(x);
+  const auto upper = [](__m256 v) { return _mm256_srli_epi32(_mm256_castps_si256(v), 16); };
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(stored),
+                      Words(upper(rounded.lo), upper(rounded.hi)));
+}
+
+// BlockAmax of a block of any length.
+float LargestMagnitude(const float* x, int64_t count) {
+  const int64_t whole = count / 16 * 16;
+  F32x16 largest = Zero16();
+  for (int64_t i = 0; i < whole; i += 16) {
+    const F32x16 values = Load16(x + i);
+    largest = Max(values, Max(Mul(Set16(-1.0f), values), largest));
+  }
+  const float rest = BlockAmax(x + whole, static_cast<int>(count - whole));
+  return std::max(LargestLane(largest), rest);
+}
 
 // A block of up to 32 values, the rest taken as zero.
 Mxfp4Block QuantizePart(const float* x, int64_t count) {
@@ -41,11 +93,18 @@ void EncodeKvRow(const KvRow& layout, const float* row, std::byte* stored) {
   for (int64_t b = 0; b < layout.scale_count(); ++b) {
     const int64_t begin = b * KvRow::kBlock;
     const int64_t count = std::min(KvRow::kBlock, fp8_dim - begin);
-    const uint8_t scale = Fp8BlockScale(BlockAmax(row + begin, static_cast<int>(count)));
-    for (int64_t i = begin; i < begin + count; ++i) stored[i] = std::byte{Fp8Encode(row[i], scale)};
+    const uint8_t scale = Fp8BlockScale(LargestMagnitude(row + begin, count));
+    const F32x16 divisor = Set16(E8m0ToFloat(scale));
+    int64_t i = begin;
+    for (; i + 16 <= begin + count; i += 16) EncodeE4m3(Div(Load16(row + i), divisor), stored + i);
+    for (; i < begin + count; ++i) stored[i] = std::byte{Fp8Encode(row[i], scale)};
     scales[b] = std::byte{scale};
   }
-  for (int64_t i = 0; i < layout.rope_dim; ++i) {
+  int64_t i = 0;
+  for (; i + 16 <= layout.rope_dim; i += 16) {
+    EncodeBf16(ZeroBelow(Load16(row + fp8_dim + i), 0x1p-52f), rotary + i * 2);
+  }
+  for (; i < layout.rope_dim; ++i) {
     const float x = row[fp8_dim + i];
     const Bf16 value = ToBf16(std::abs(x) < 0x1p-52f ? 0.0f : x);
     std::memcpy(rotary + i * 2, &value, sizeof(value));

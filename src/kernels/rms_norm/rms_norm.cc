@@ -1,6 +1,6 @@
 #include "kernels/rms_norm/rms_norm.h"
 
-#include <cmath>
+#include <algorithm>
 
 #include "kernels/row_math.h"
 
@@ -29,14 +29,13 @@ void RmsNorm(const Context& context, MatrixView<const float> x, const float* wei
              Rounding rounding, MatrixView<float> y) {
   const int64_t n = x.columns;
   context.pool().ParallelFor(x.rows, RowsPerPiece(n), [&](int64_t begin, int64_t end) {
-    constexpr int64_t kRows = 4;  // in step, as a sum waits for its last addition
+    constexpr int64_t kRows = 4;  // of NormFactors
     for (int64_t r = begin; r < end; r += kRows) {
       const int64_t count = std::min(kRows, end - r);
-      float sums[kRows];
-      SumsOfSquares(x.row(r), count, n, sums);
+      float factors[kRows];
+      NormFactors(x.row(r), count, n, eps, factors);
       for (int64_t i = 0; i < count; ++i) {
-        const float factor = 1.0f / std::sqrt(sums[i] / static_cast<float>(n) + eps);
-        NormRow(x.row(r + i), weight, factor, n, rounding, y.row(r + i));
+        NormRow(x.row(r + i), weight, factors[i], n, rounding, y.row(r + i));
       }
     }
   });
