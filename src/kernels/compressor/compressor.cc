@@ -94,6 +94,8 @@ void PoolEntry(const Compressor& compressor, const CompressorRing& ring, int64_t
       const float* slot = ring.slot(begin, channels);
       for (int64_t p = begin; p < end; ++p) {
         const float* kv = slot + (compressor.overlap && p >= own ? dim + c : c);
+        __builtin_prefetch(kv + 32);  // rows lie apart: the hardware does not see it
+        __builtin_prefetch(kv + channels + 32);
         body(LoadUpTo16(kv, count), LoadUpTo16(kv + channels, count));
         slot += 2 * channels;
         if (slot == ring_end) slot = ring.data;

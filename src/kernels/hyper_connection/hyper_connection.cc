@@ -159,13 +159,15 @@ void PreToken(const HyperConnection& hc, const float* m, float factor, const flo
               int64_t dim, Rounding rounding, float* x, float* post, float* logits) {
   const int n = hc.streams;
   float gates[2 * kMaxStreams] = {};  // pre, then post
-  for (int i = 0; i < 2 * n; ++i) gates[i] = m[i] * factor * hc.scale[i / n] + hc.base[i];
+  const auto scaled = [&](int first, int count, float scale, float* out) {
+    for (int i = 0; i < count; ++i) out[i] = m[first + i] * factor * scale + hc.base[first + i];
+  };
+  scaled(0, n, hc.scale[0], gates);
+  scaled(n, n, hc.scale[1], gates + n);
+  scaled(2 * n, n * n, hc.scale[2], logits);
   Sigmoids(2 * n, gates);
   for (int j = 0; j < n; ++j) gates[j] += hc.eps;
   for (int j = 0; j < n; ++j) post[j] = 2.0f * gates[n + j];
-  for (int i = 0; i < n * n; ++i) {
-    logits[i] = m[2 * n + i] * factor * hc.scale[2] + hc.base[2 * n + i];
-  }
   WeightedSum(streams, gates, n, dim, rounding, x);
 }
 
