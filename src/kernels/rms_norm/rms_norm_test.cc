@@ -76,16 +76,19 @@ TEST(RmsNorm, RoundsOnceAtTheEnd) {
 }
 
 TEST(RmsNorm, ARowDependsOnItselfAloneWithAnyNumberOfThreads) {
-  const int64_t rows = 203, columns = 515;
-  const std::vector<float> x = RandomNormal(rows * columns, 5);
-  const std::vector<float> weight = RandomNormal(columns, 6);
-  const std::vector<float> all = Compute(1, x, columns, weight.data(), Rounding::kNone);
-  EXPECT_TRUE(SameBits(Compute(2, x, columns, weight.data(), Rounding::kNone), all));
-  EXPECT_TRUE(SameBits(Compute(3, x, columns, weight.data(), Rounding::kNone), all));
-  for (const int64_t r : {0, 31, 32, 202}) {
-    const std::vector<float> alone(x.begin() + r * columns, x.begin() + (r + 1) * columns);
-    EXPECT_TRUE(SameBits(Compute(2, alone, columns, weight.data(), Rounding::kNone),
-                         std::span(all).subspan(static_cast<size_t>(r * columns), columns)));
+  const int64_t rows = 203;
+  for (const int64_t columns : {515, 256}) {  // 256: rows are summed four at a time
+    const std::vector<float> x = RandomNormal(rows * columns, 5);
+    const std::vector<float> weight = RandomNormal(columns, 6);
+    const std::vector<float> all = Compute(1, x, columns, weight.data(), Rounding::kNone);
+    EXPECT_TRUE(SameBits(Compute(2, x, columns, weight.data(), Rounding::kNone), all));
+    EXPECT_TRUE(SameBits(Compute(3, x, columns, weight.data(), Rounding::kNone), all));
+    for (const int64_t r : {0, 31, 32, 202}) {
+      const std::vector<float> alone(x.begin() + r * columns, x.begin() + (r + 1) * columns);
+      EXPECT_TRUE(SameBits(
+          Compute(2, alone, columns, weight.data(), Rounding::kNone),
+          std::span(all).subspan(static_cast<size_t>(r * columns), static_cast<size_t>(columns))));
+    }
   }
 }
 
