@@ -92,13 +92,23 @@ class PieceRows {
     std::memset(zeros_, 0, static_cast<size_t>(variant.row_bytes));
   }
 
-  // Decodes rows ids[0 .. count), or first .. if there are no ids.
-  const std::byte* Decode(const PagedRows& rows, const int32_t* ids, int64_t first, int64_t count) {
+  // Decodes rows [first, first + count), page by page.
+  const std::byte* Decode(const PagedRows& rows, int64_t first, int64_t count) {
     auto** stored = arena_.Take<const std::byte*>(count);
-    for (int64_t i = 0; i < count; ++i) stored[i] = rows.row(ids != nullptr ? ids[i] : first + i);
-    std::byte* decoded = Take(count);
-    variant_.decode(layout_, {stored, static_cast<size_t>(count)}, decoded);
-    return decoded;
+    for (int64_t i = 0; i < count;) {
+      const std::byte* row = rows.row(first + i);
+      const int64_t left = rows.rows_per_page - (first + i) % rows.rows_per_page;
+      for (const int64_t end = std::min(count, i + left); i < end; row += rows.row_bytes) {
+        stored[i++] = row;
+      }
+    }
+    return Decode({stored, static_cast<size_t>(count)});
+  }
+  // Decodes the rows that `ids` names.
+  const std::byte* Decode(const PagedRows& rows, std::span<const int32_t> ids) {
+    auto** stored = arena_.Take<const std::byte*>(std::ssize(ids));
+    for (size_t i = 0; i < ids.size(); ++i) stored[i] = rows.row(ids[i]);
+    return Decode({stored, ids.size()});
   }
 
   // The keys of one token, as HeadArguments has them.
@@ -115,6 +125,11 @@ class PieceRows {
   }
 
  private:
+  const std::byte* Decode(std::span<const std::byte* const> stored) {
+    std::byte* decoded = Take(std::ssize(stored));
+    variant_.decode(layout_, stored, decoded);
+    return decoded;
+  }
   std::byte* Take(int64_t rows) { return arena_.Take<std::byte>(rows * variant_.row_bytes); }
 
   const Variant& variant_;
@@ -143,13 +158,13 @@ void AttendPiece(const Variant& variant, const AttentionShape& shape,
   const int64_t end_position = first_position + piece.count;
   const int64_t window_begin = std::max<int64_t>(0, first_position - shape.window + 1);
   PieceRows rows(variant, shape.row, arena);
-  const std::byte* window =
-      rows.Decode(sequence.window, nullptr, window_begin, end_position - window_begin);
+  const std::byte* window = rows.Decode(sequence.window, window_begin, end_position - window_begin);
   // Then each token takes a prefix of what the last one sees.
   const bool shared = SeesAll(shape, selection, piece, first_position);
-  const std::byte* entries = shared ? rows.Decode(sequence.compressed, nullptr, 0,
-                                                  VisibleEntries(end_position - 1, shape.rate))
-                                    : nullptr;
+  const std::byte* entries = nullptr;
+  if (shared) {
+    entries = rows.Decode(sequence.compressed, 0, VisibleEntries(end_position - 1, shape.rate));
+  }
   for (int64_t i = 0; i < piece.count; ++i) {
     const Arena::Scope of_token(arena);
     const int64_t token = piece.first + i;
@@ -157,14 +172,14 @@ void AttendPiece(const Variant& variant, const AttentionShape& shape,
     const int64_t begin = std::max<int64_t>(0, position - shape.window + 1);
     const int64_t entry_count =
         shared ? VisibleEntries(position, shape.rate) : selection.counts[token];
-    const std::byte* seen =
-        shared ? entries
-               : rows.Decode(sequence.compressed, selection.indices + token * selection.stride, 0,
-                             entry_count);
+    if (!shared) {
+      entries = rows.Decode(sequence.compressed, {selection.indices + token * selection.stride,
+                                                  static_cast<size_t>(entry_count)});
+    }
     HeadArguments arguments{.heads = piece.head_end - piece.head_begin,
                             .q = q.row(token) + piece.head_begin * dim,
                             .keys = rows.Keys(window + (begin - window_begin) * variant.row_bytes,
-                                              position + 1 - begin, seen, entry_count),
+                                              position + 1 - begin, entries, entry_count),
                             .key_count = position + 1 - begin + entry_count,
                             .dim = dim,
                             .scale = 1.0f / std::sqrt(static_cast<float>(dim)),

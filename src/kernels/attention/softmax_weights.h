@@ -13,6 +13,17 @@ namespace {  // NOLINT(google-build-namespaces)
 // 2^-126.
 constexpr float kLeastBf16 = 0x1p-60f;
 
+// To bf16, small ones to 0.
+inline F32x16 RoundWeight(F32x16 weight) {
+#if defined(__AVX512BF16__)
+  const __mmask16 keep = _mm512_cmp_ps_mask(weight.v, _mm512_set1_ps(kLeastBf16), _CMP_NLT_UQ);
+  const auto bits = reinterpret_cast<__m256i>(_mm512_maskz_cvtneps_pbh(keep, weight.v));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
+#else
+  return ZeroBelow(RoundBf16(weight), kLeastBf16);
+#endif
+}
+
 // Turns the scores of `count` keys for each of some heads into weights in place, zeros up to a
 // multiple of 16, and returns in `shares` 1 / their sum with the sink's. Writes up to scores[h *
 // stride + count + 15].
@@ -39,7 +50,7 @@ void WeighKeys(const float* sinks, bool round_to_bf16, int64_t count, int64_t st
   for (int64_t j = 0; j <= count; j += 16) {
     for (int h = 0; h < Heads; ++h) {
       F32x16 weight = Exp(Sub(Load16(scores + h * stride + j), max[h]));
-      if (round_to_bf16) weight = ZeroBelow(RoundBf16(weight), kLeastBf16);
+      if (round_to_bf16) weight = RoundWeight(weight);
       sum[h] = Add(sum[h], weight);
       Store16(scores + h * stride + j, weight);
     }
