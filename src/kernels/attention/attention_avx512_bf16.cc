@@ -56,48 +56,66 @@ __m512 Step(__m512 x, __m512 y, const Exchange& exchange) {
                        exchange(_mm512_mask_blend_ps(kMask, y, x)));
 }
 
-// The sums of sixteen vectors.
-__m512 SumSixteen(const F32x16 (&a)[4][4]) {
-  const auto eight = [](F32x16 x, F32x16 y) {
-    return Step<0xff00>(x.v, y.v, [](__m512 v) { return _mm512_shuffle_f32x4(v, v, 0x4e); });
+// The first step for sixteen vectors [head, key].
+struct EightVectors {
+  __m512 v[8];
+};
+EightVectors FirstStep(const F32x16 (&a)[4][4]) {
+  const auto eight = [&](int head, int key) {
+    return Step<0xff00>(a[head][key].v, a[head + 2][key].v,
+                        [](__m512 v) { return _mm512_shuffle_f32x4(v, v, 0x4e); });
   };
-  const auto four = [](__m512 x, __m512 y) {
-    return Step<0xf0f0>(x, y, [](__m512 v) { return _mm512_shuffle_f32x4(v, v, 0xb1); });
+  return {{eight(0, 0), eight(1, 0), eight(0, 2), eight(1, 2),  //
+           eight(0, 1), eight(1, 1), eight(0, 3), eight(1, 3)}};
+}
+
+// The other steps: the sums in lanes 4 head + key.
+__m512 LastSteps(const EightVectors& a) {
+  const auto four = [&](int i) {
+    return Step<0xf0f0>(a.v[i], a.v[i + 1],
+                        [](__m512 v) { return _mm512_shuffle_f32x4(v, v, 0xb1); });
   };
   const auto two = [](__m512 x, __m512 y) {
     return Step<0xcccc>(x, y, [](__m512 v) { return _mm512_permute_ps(v, 0x4e); });
   };
-  const auto one = [](__m512 x, __m512 y) {
-    return Step<0xaaaa>(x, y, [](__m512 v) { return _mm512_permute_ps(v, 0xb1); });
-  };
-  // Lane 8 i + 4 j + 2 k + l comes from what the steps took as their i, j, k, l-th.
-  const auto of_key = [&](int j) { return four(eight(a[0][j], a[2][j]), eight(a[1][j], a[3][j])); };
-  return one(two(of_key(0), of_key(2)), two(of_key(1), of_key(3)));
+  return Step<0xaaaa>(two(four(0), four(2)), two(four(4), four(6)),
+                      [](__m512 v) { return _mm512_permute_ps(v, 0xb1); });
 }
 
-// scores[h][j] = scale * q[h] . keys[j] for kKeyTile keys
+// scores[h][j] = scale * q[h] . keys[j]
 template <int Heads>
-void ScoreKeys(const HeadArguments& a, int64_t stride, const float* q, int64_t key, float* scores) {
-  F32x16 acc[Heads][kKeyTile] = {};
-  const std::byte* const* rows = a.keys + key;
+void ScoreKeys(const HeadArguments& a, int64_t stride, const float* q, float* scores) {
   const int64_t words = a.dim / 2;
-  for (int64_t w = 0; w < words; w += 16) {
-    __m512i part[kKeyTile];
-    for (int j = 0; j < kKeyTile; ++j) part[j] = _mm512_loadu_si512(rows[j] + 4 * w);
-    for (int h = 0; h < Heads; ++h) {
-      const __m512i query = _mm512_loadu_si512(q + h * words + w);
-      for (int j = 0; j < kKeyTile; ++j) acc[h][j] = Dot(query, part[j], acc[h][j]);
+  const int64_t count = a.key_count;
+  const float scale = a.scale;
+  const auto finish = [&](const EightVectors& sums, int64_t key) {
+    const __m512 of_tile = _mm512_mul_ps(LastSteps(sums), _mm512_set1_ps(scale));
+    _mm_storeu_ps(scores + key, _mm512_castps512_ps128(of_tile));
+    _mm_storeu_ps(scores + stride + key, _mm512_extractf32x4_ps(of_tile, 1));
+    _mm_storeu_ps(scores + 2 * stride + key, _mm512_extractf32x4_ps(of_tile, 2));
+    _mm_storeu_ps(scores + 3 * stride + key, _mm512_extractf32x4_ps(of_tile, 3));
+  };
+  // A tile is finished while the next one's products are formed: no step waits for the one before.
+  EightVectors pending = {};
+  const std::byte* const* rows = a.keys;
+  for (int64_t key = 0; key < count; key += kKeyTile, rows += kKeyTile) {
+    F32x16 acc[Heads][kKeyTile] = {};
+    for (int64_t w = 0; w < words; w += 16) {
+      __m512i part[kKeyTile];
+      for (int j = 0; j < kKeyTile; ++j) part[j] = _mm512_loadu_si512(rows[j] + 4 * w);
+      for (int h = 0; h < Heads; ++h) {
+        const __m512i query = _mm512_loadu_si512(q + h * words + w);
+        for (int j = 0; j < kKeyTile; ++j) acc[h][j] = Dot(query, part[j], acc[h][j]);
+      }
+    }
+    if constexpr (Heads == 1) {
+      SumFour(acc[0], scale, scores + key);
+    } else {
+      if (key > 0) finish(pending, key - kKeyTile);
+      pending = FirstStep(acc);
     }
   }
-  if constexpr (Heads == 1) {
-    SumFour(acc[0], a.scale, scores + key);
-  } else {
-    const __m512 sums = _mm512_mul_ps(SumSixteen(acc), _mm512_set1_ps(a.scale));
-    _mm_storeu_ps(scores + key, _mm512_castps512_ps128(sums));
-    _mm_storeu_ps(scores + stride + key, _mm512_extractf32x4_ps(sums, 1));
-    _mm_storeu_ps(scores + 2 * stride + key, _mm512_extractf32x4_ps(sums, 2));
-    _mm_storeu_ps(scores + 3 * stride + key, _mm512_extractf32x4_ps(sums, 3));
-  }
+  if constexpr (Heads > 1) finish(pending, (count - 1) / kKeyTile * kKeyTile);
 }
 
 // Weights to words of two bf16 numbers, in place.
@@ -141,9 +159,7 @@ template <int Heads>
 void AttendTile(const HeadArguments& a, int64_t head) {
   const int64_t stride = a.score_stride();
   float* scores = a.scores + head * stride;
-  for (int64_t j = 0; j < a.key_count; j += kKeyTile) {
-    ScoreKeys<Heads>(a, stride, a.q_rows + head * (a.dim / 2), j, scores);
-  }
+  ScoreKeys<Heads>(a, stride, a.q_rows + head * (a.dim / 2), scores);
   float shares[Heads];
   WeighKeys<Heads>(a.sinks + head, /*round_to_bf16=*/true, a.key_count, stride, scores, shares);
   for (int h = 0; h < Heads; ++h) PackWeights(a.key_count, scores + h * stride);
