@@ -136,7 +136,8 @@ TEST(KvRow, PairsAreTheDecodedNumbers) {
         row[k] = static_cast<std::byte>(k * 37 + i * 101 + k * i / 3);
       }
       for (int64_t b = 0; b < layout.scale_count(); ++b) {
-        row[layout.fp8_dim() + 2 * layout.rope_dim + b] = static_cast<std::byte>(105 + i * 9 / 4);
+        row[layout.fp8_dim() + 2 * layout.rope_dim + b] =
+            static_cast<std::byte>(105 + i * 149 / 63);
       }
       stored.push_back(row);
     }
