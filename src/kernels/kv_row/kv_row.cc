@@ -182,7 +182,12 @@ void DecodeIndexRow(const IndexRow& layout, const std::byte* stored, float* row)
   }
   const auto* codes = reinterpret_cast<const uint8_t*>(stored);
   const uint8_t* scales = codes + layout.dim / 2;
-  for (int64_t i = 0; i < layout.dim; ++i) {
+  int64_t i = 0;
+  for (; i + 16 <= layout.dim; i += 16) {
+    const F32x16 scale = Set16(E8m0ToFloat(scales[i / kMxfp4Block]));
+    Store16(row + i, Mul(LoadE2m1(codes + i / 2), scale));
+  }
+  for (; i < layout.dim; ++i) {
     row[i] = DequantizeMxfp4(UnpackE2m1(codes, i), scales[i / kMxfp4Block]);
   }
 }
