@@ -10,15 +10,14 @@
 
 #include "kernels/packed_linear/packed_kernels.h"
 #include "kernels/packed_linear/packed_tile.h"
+#include "kernels/packed_linear/parity_sums.h"
 
 namespace halfbyte::packed_kernels {
 namespace {  // NOLINT(google-build-namespaces)
 
-struct Bf16Tile : PackedTile {
-  static constexpr int64_t kXTileBytes = 128;
-  struct Sums {
-    __m512 parity[2];
-  };
+struct Bf16Tile : PackedTile, ParitySums {
+  static constexpr int kBlocks = 4;
+  static constexpr int64_t kXTileBytes = kBlocks * 32;
 
   struct Packed {
     const uint8_t* tile;
@@ -47,6 +46,9 @@ struct Bf16Tile : PackedTile {
 
     __m512i Pair(int b, int j) const { return _mm512_load_si512(pairs + b * 512 + j * 64); }
     __m512 Scales(int b) const { return _mm512_load_ps(scales + b * 16); }
+    __m512 Add(int b, __m512 dots, __m512 sum) const {
+      return _mm512_fmadd_ps(dots, Scales(b), sum);
+    }
   };
 
   static void Unpack(const uint8_t* tile, Unpacked& out) {
@@ -58,16 +60,6 @@ struct Bf16Tile : PackedTile {
         _mm512_store_si512(out.pairs + b * 512 + j * 64, packed.Pair(b, j));
       }
       _mm512_store_ps(out.scales + b * 16, packed.Scales(b));
-    }
-  }
-
-  // A part is a panel.
-  template <int panels>
-  static void Store(const Sums (&sums)[panels], float* y, int64_t rows) {
-    for (int p = 0; p < panels && rows > 0; ++p, y += 16, rows -= 16) {
-      const auto mask = static_cast<__mmask16>(rows < 16 ? (1 << rows) - 1 : 0xffff);
-      const __m512 sum = _mm512_add_ps(sums[p].parity[0], sums[p].parity[1]);
-      _mm512_mask_storeu_ps(y, mask, sum);
     }
   }
 };

@@ -2,24 +2,24 @@
 // called A, that knows how one tile of weights is stored, taken apart and multiplied:
 //
 //   kTileBytes, kXTileBytes   of a tile of 16 rows in PackedArguments::w, and of its activations
-//   kStripTiles, kChunkTokens a strip of K and a chunk of tokens whose data stay in the caches
-//   kGroup                    tokens whose sums live in registers
 //   kParts                    of the rows, whose sums live in registers one after the other
 //   Sums                      of one token and part, an aggregate of vectors
-//   Packed(tile), Unpacked    a tile as stored, and taken apart
-//   Unpack(tile, unpacked)
+//   Store(sums, y, rows)      the parts of one token to y[0, rows)
 //   Add<tokens>(tile, part, x, x_row_bytes, sums)   a tile, Packed or Unpacked, times `tokens` rows
 //                             of activations, added to their sums
-//   Store(sums, y, rows)      the parts of one token to y[0, rows)
 //
-// With GEMV:
-//   kGemvTokens               up to so many tokens take tiles apart in registers, each for itself;
-//                             more share a strip of unpacked tiles
+// GEMV: a few tokens take tiles apart in registers, each for itself.
+//   kGemvTokens, kGemvGroup   up to so many; so many are fastest where panels are in the cache
+//   Packed(tile)              a tile as stored
 //   kPrefetchBytes            how far ahead of the tile at hand a decode step fetches where it
 //                             fetches every line
 //   AddParts(packed, x, sums) if there, a tile times one token, all parts, in place of Add
-// Without:
-//   MultiplyStrip<tokens>(unpacked, tiles, x, x_row_bytes, token_sums)   in place of Add
+//
+// GEMM: many share a strip of unpacked tiles.
+//   Unpacked, Unpack(tile, unpacked)
+//   kStripTiles, kChunkTokens a strip of K and a chunk of tokens whose data stay in the caches
+//   kGroup                    tokens whose sums live in registers
+//   MultiplyStrip<tokens>(unpacked, tiles, x, x_row_bytes, token_sums)   if there, in place of Add
 //   kPanels, OnePanel         if there, unpacked[tile][panel] of so many panels at once, and the
 //                             struct for one that is left over
 //
@@ -29,6 +29,7 @@
 
 #include <immintrin.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -89,7 +90,7 @@ template <class A>
 }
 
 template <class A, int tokens>
-void GemvPanel(const PackedArguments& a, int64_t panel) {
+[[gnu::always_inline]] inline void GemvPanel(const PackedArguments& a, int64_t panel) {
   // A tile that is gone through once for each part has no order of lines.
   constexpr bool kInOrder = A::kParts == 1 || kAddsAllParts<A>;
   constexpr int64_t kSmallMatrix = 512 * 1024;
@@ -97,7 +98,11 @@ void GemvPanel(const PackedArguments& a, int64_t panel) {
   const bool every_line = !kInOrder || matrix < kSmallMatrix || __builtin_cpu_is("intel");
   const uint8_t* tile = a.w + panel * a.tiles * A::kTileBytes;
   const std::byte* x = a.x;
-  typename A::Sums sums[A::kParts][tokens] = {};
+  typename A::Sums sums[A::kParts][tokens];
+  // (In one initializer it would be a slow instruction that fills memory.)
+  for (auto& part : sums) {
+    for (typename A::Sums& s : part) s = typename A::Sums{};
+  }
   for (int64_t i = 0; i < a.tiles; ++i, tile += A::kTileBytes, x += A::kXTileBytes) {
     FetchAhead<A>(tile, every_line);
     const typename A::Packed packed(tile);
@@ -141,7 +146,16 @@ void StripTimesGroup(const typename A::Unpacked* unpacked, int64_t tiles, const 
   }
 }
 
-// StripTimesGroup<A, n>, GemvPanel<A, n> for an n that is known at run time only.
+template <class A, int tokens>
+void GemvPanels(const PackedArguments& a) {
+  // The first tiles travel together, not one after the other.
+  for (int64_t i = 0; i < A::kPrefetchBytes; i += A::kTileBytes) {
+    PrefetchTile<A>(a.w + a.panel_begin * a.tiles * A::kTileBytes + i);
+  }
+  for (int64_t p = a.panel_begin; p < a.panel_end; ++p) GemvPanel<A, tokens>(a, p);
+}
+
+// StripTimesGroup<A, n>, GemvPanels<A, n> for an n that is known at run time only.
 template <class A, int n = A::kGroup>
 void StripTimesTokens(int64_t tokens, const typename A::Unpacked* unpacked, int64_t tiles,
                       const std::byte* x, int64_t x_row_bytes, TokenSums<A>* sums) {
@@ -149,9 +163,9 @@ void StripTimesTokens(int64_t tokens, const typename A::Unpacked* unpacked, int6
   if constexpr (n > 1) StripTimesTokens<A, n - 1>(tokens, unpacked, tiles, x, x_row_bytes, sums);
 }
 template <class A, int n = A::kGemvTokens>
-void GemvPanelOfTokens(const PackedArguments& a, int64_t panel) {
-  if (a.tokens == n) return GemvPanel<A, n>(a, panel);
-  if constexpr (n > 1) GemvPanelOfTokens<A, n - 1>(a, panel);
+void RunGemv(const PackedArguments& a) {
+  if (a.tokens == n) return GemvPanels<A, n>(a);
+  if constexpr (n > 1) RunGemv<A, n - 1>(a);
 }
 
 // Tokens [first, first + tokens), at most a chunk; `panel` and PanelsOf<A> - 1 after it.
@@ -161,12 +175,14 @@ void GemmPanel(const PackedArguments& a, int64_t panel, int64_t first, int64_t t
   for (int64_t t = 0; t < tokens; ++t) strip.sums[t] = TokenSums<A>{};
   const int64_t groups = (tokens + A::kGroup - 1) / A::kGroup;
   for (int64_t i = 0; i < a.tiles; i += A::kStripTiles) {
-    const int64_t tiles = a.tiles - i < A::kStripTiles ? a.tiles - i : A::kStripTiles;
+    const int64_t left = a.tiles - i;
+    const int64_t tiles = left < A::kStripTiles ? left : A::kStripTiles;
+    // The next strip, of these panels or of the next ones, travels while this one is multiplied.
+    const int64_t ahead = left > A::kStripTiles ? A::kStripTiles : PanelsOf<A>() * a.tiles - i;
     for (int64_t n = 0; n < tiles; ++n) {
       for (int64_t p = 0; p < PanelsOf<A>(); ++p) {
         const uint8_t* tile = a.w + ((panel + p) * a.tiles + i + n) * A::kTileBytes;
-        // The next strip travels while this one is multiplied.
-        PrefetchTile<A>(tile + A::kStripTiles * A::kTileBytes);
+        PrefetchTile<A>(tile + ahead * A::kTileBytes);
         A::Unpack(tile, strip.tiles[n * PanelsOf<A>() + p]);
       }
     }
@@ -193,23 +209,40 @@ void GemmPanels(const PackedArguments& a, int64_t begin, int64_t end) {
 }
 
 template <class A>
-void RunPanels(const PackedArguments& a) {
-  if (a.tokens == 0) return;
-  if constexpr (requires { A::kGemvTokens; }) {
-    if (a.tokens <= A::kGemvTokens) {
-      // The first tiles travel together, not one after the other.
-      for (int64_t i = 0; i < A::kPrefetchBytes; i += A::kTileBytes) {
-        PrefetchTile<A>(a.w + a.panel_begin * a.tiles * A::kTileBytes + i);
-      }
-      for (int64_t p = a.panel_begin; p < a.panel_end; ++p) GemvPanelOfTokens<A>(a, p);
-      return;
-    }
-  }
+void RunGemm(const PackedArguments& a) {
   const int64_t left_over = (a.panel_end - a.panel_begin) % PanelsOf<A>();
   GemmPanels<A>(a, a.panel_begin, a.panel_end - left_over);
   if constexpr (PanelsOf<A>() > 1) {
     if (left_over > 0) GemmPanels<typename A::OnePanel>(a, a.panel_end - left_over, a.panel_end);
   }
+}
+
+// Any number of tokens: many in groups that take a few panels at a time from the cache.
+template <class A>
+void RunGemvGroups(const PackedArguments& a) {
+  constexpr int64_t kCached = 256 * 1024;
+  const int64_t panels = std::max<int64_t>(1, kCached / (a.tiles * A::kTileBytes));
+  const int64_t groups =
+      a.tokens <= A::kGemvTokens ? 1 : (a.tokens + A::kGemvGroup - 1) / A::kGemvGroup;
+  PackedArguments part = a;
+  for (int64_t p = a.panel_begin; p < a.panel_end; p += panels) {
+    part.panel_begin = p;
+    part.panel_end = std::min(p + panels, a.panel_end);
+    for (int64_t g = 0; g < groups; ++g) {
+      const int64_t first = g * a.tokens / groups;
+      part.tokens = (g + 1) * a.tokens / groups - first;
+      part.x = a.x + first * a.x_row_bytes;
+      part.y = a.y + first * a.rows;
+      RunGemv<A>(part);
+    }
+  }
+}
+
+// Of a variant that has both.
+template <class A>
+void RunPanels(const PackedArguments& a) {
+  if (a.tokens == 0) return;
+  (a.tokens <= A::kGemvTokens ? RunGemv<A> : RunGemm<A>)(a);
 }
 
 }  // namespace

@@ -124,7 +124,7 @@ void W4a16Amx(const PackedArguments& a) {
     const int64_t groups = (part.tokens + AmxDot::kGroup - 1) / AmxDot::kGroup;
     const TileConfig config((part.tokens + groups - 1) / groups);
     _tile_loadconfig(&config);
-    RunPanels<AmxDot>(part);
+    RunGemm<AmxDot>(part);
   }
   _tile_release();
 }

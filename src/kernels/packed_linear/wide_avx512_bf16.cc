@@ -2,8 +2,10 @@
 // halves first, then that of the lower ones, each rounded like a fused multiply-add.
 #include <immintrin.h>
 
+#include "kernels/packed_linear/bf16_dot.h"
 #include "kernels/packed_linear/packed_tile.h"
 #include "kernels/packed_linear/panel_driver.h"
+#include "kernels/packed_linear/parity_sums.h"
 
 namespace halfbyte::packed_kernels {
 namespace {
@@ -35,39 +37,38 @@ inline __m512 Dot(__m512 sum, __m512i w, const std::byte* x) {
                           reinterpret_cast<__m512bh>(_mm512_set1_epi32(LoadInt32(x))));
 }
 
-// A format of weights: Tile as stored, Unpacked, the pairs 2v and 2v + 1 of block b of either.
-// (In bf16 half a tile is taken for one, so that fetching ahead asks for fewer lines at once.)
-struct Bf16Weights {
+// The tiles of two formats: for GEMV as Packed, for GEMM as bf16_dot.h takes them. In bf16 there is
+// nothing to take apart and so no GEMM, and half a tile is taken for one, so that fetching ahead
+// asks for fewer lines at once.
+struct Bf16Weights : ParitySums {
   static constexpr int64_t kTileBytes = 1024;
   // Far, and beyond the end of a small matrix: behind it lies what the layer needs next.
   static constexpr int64_t kPrefetchBytes = 16 * kTileBytes;
   static constexpr int kBlocks = 2;
-  static constexpr int64_t kStripTiles = 8;
+  static constexpr int64_t kXTileBytes = kBlocks * 32;
   static constexpr int kGemvTokens = 8;
+  static constexpr int kGemvGroup = 6;
 
   struct Packed {
     const uint8_t* tile;
 
     explicit Packed(const uint8_t* tile_in) : tile(tile_in) {}
     void Pairs(int b, int v, __m512i* w) const {
-      w[0] = _mm512_load_si512(tile + b * 512 + v * 128);
-      w[1] = _mm512_load_si512(tile + b * 512 + v * 128 + 64);
+      for (int i = 0; i < 2; ++i) {
+        w[i] = _mm512_load_si512(tile + b * 512 + v * 128 + i * 64);
+        asm("" : "+v"(w[i]));  // loads are scarce, and g++ would load it for each token
+      }
     }
-    __m512 Scaled(__m512 dot, __m512 sum) const { return _mm512_add_ps(dot, sum); }
+    __m512 Add(int /*b*/, __m512 dots, __m512 sum) const { return _mm512_add_ps(dots, sum); }
   };
-  // There is nothing to take apart.
-  struct Unpacked : Packed {
-    Unpacked() : Packed(nullptr) {}
-  };
-  static void Unpack(const uint8_t* tile, Unpacked& out) { out.tile = tile; }
 };
 
-struct Fp8Weights {
+struct Fp8Weights : ParitySums {
   static constexpr int64_t kTileBytes = 2112;
   static constexpr int64_t kScaleBytes = 64;  // before the rest
   static constexpr int64_t kPrefetchBytes = 3 * kTileBytes;
   static constexpr int kBlocks = 8;
-  static constexpr int64_t kStripTiles = 2;
+  static constexpr int64_t kXTileBytes = kBlocks * 32;
   static constexpr int kGemvTokens = 4;
 
   struct Packed {
@@ -87,20 +88,17 @@ struct Fp8Weights {
       w[0] = _mm512_unpacklo_epi8(lower, upper);
       w[1] = _mm512_unpackhi_epi8(lower, upper);
     }
-    __m512 Scaled(__m512 dot, __m512 sum) const {
-      return _mm512_fmadd_ps(dot, _mm512_load_ps(tile), sum);
+    __m512 Add(int /*b*/, __m512 dots, __m512 sum) const {
+      return _mm512_fmadd_ps(dots, _mm512_load_ps(tile), sum);
     }
   };
   struct Unpacked {
     alignas(64) uint8_t pairs[kBlocks * 512];
     alignas(64) float scales[16];
 
-    void Pairs(int b, int v, __m512i* w) const {
-      w[0] = _mm512_load_si512(pairs + b * 512 + v * 128);
-      w[1] = _mm512_load_si512(pairs + b * 512 + v * 128 + 64);
-    }
-    __m512 Scaled(__m512 dot, __m512 sum) const {
-      return _mm512_fmadd_ps(dot, _mm512_load_ps(scales), sum);
+    __m512i Pair(int b, int j) const { return _mm512_load_si512(pairs + b * 512 + j * 64); }
+    __m512 Add(int /*b*/, __m512 dots, __m512 sum) const {
+      return _mm512_fmadd_ps(dots, _mm512_load_ps(scales), sum);
     }
   };
   static void Unpack(const uint8_t* tile, Unpacked& out) {
@@ -119,53 +117,51 @@ struct Fp8Weights {
 };
 
 template <class Weights>
-struct WideDot : Weights {
-  static constexpr int64_t kXTileBytes = Weights::kBlocks * 32;
-  static constexpr int64_t kChunkTokens = 128;
-  static constexpr int kGroup = 8;
+struct WideGemv : Weights {
+  using typename Weights::Packed, typename Weights::Sums;
   static constexpr int kParts = 1;
 
-  struct Sums {
-    __m512 parity[2];
-  };
-
-  template <int tokens, class Tile>
-  [[gnu::always_inline]] static inline void Add(const Tile& tile, int /*part*/, const std::byte* x,
-                                                int64_t x_row_bytes, Sums* sums) {
+  template <int tokens>
+  [[gnu::always_inline]] static inline void Add(const Packed& tile, int /*part*/,
+                                                const std::byte* x, int64_t x_row_bytes,
+                                                Sums* sums) {
 #pragma GCC unroll 8
     for (int b = 0; b < Weights::kBlocks; ++b) {
-      __m512 dot[tokens];
-      for (int t = 0; t < tokens; ++t) dot[t] = _mm512_setzero_ps();
+      __m512 dots[tokens];
+      for (int t = 0; t < tokens; ++t) dots[t] = _mm512_setzero_ps();
 #pragma GCC unroll 4
       for (int v = 0; v < 4; ++v) {
         __m512i w[2];
         tile.Pairs(b, v, w);
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; ++i) {
 #pragma GCC unroll 8
-        for (int t = 0; t < tokens; ++t) {
-          const std::byte* pairs = x + t * x_row_bytes + 32 * b + 8 * v;
-          dot[t] = Dot(Dot(dot[t], w[0], pairs), w[1], pairs + 4);
+          for (int t = 0; t < tokens; ++t) {
+            dots[t] = Dot(dots[t], w[i], x + t * x_row_bytes + 32 * b + 8 * v + 4 * i);
+          }
         }
       }
       for (int t = 0; t < tokens; ++t) {
         __m512& sum = sums[t].parity[b % 2];
-        sum = tile.Scaled(dot[t], sum);
+        sum = tile.Add(b, dots[t], sum);
       }
     }
-  }
-
-  static void Store(const Sums (&sums)[1], float* y, int64_t rows) {
-    const auto mask = static_cast<__mmask16>((1 << rows) - 1);
-    _mm512_mask_storeu_ps(y, mask, _mm512_add_ps(sums[0].parity[0], sums[0].parity[1]));
   }
 };
 
 }  // namespace
 
-void W8a16Avx512Bf16(const PackedArguments& a) { RunPanels<WideDot<Fp8Weights>>(a); }
+void W8a16Avx512Bf16(const PackedArguments& a) {
+  if (a.tokens <= Fp8Weights::kGemvTokens) {
+    RunGemv<WideGemv<Fp8Weights>>(a);
+  } else {
+    RunGemm<Bf16Dot<Fp8Weights, 2>>(a);
+  }
+}
 void W16a16Avx512Bf16(const PackedArguments& a) {
   PackedArguments halves = a;
   halves.tiles *= 2;
-  RunPanels<WideDot<Bf16Weights>>(halves);
+  RunGemvGroups<WideGemv<Bf16Weights>>(halves);
 }
 
 }  // namespace halfbyte::packed_kernels
