@@ -36,6 +36,9 @@ using Int8Tile = IntTile<1>;
 using Int16Tile = IntTile<2>;
 static_assert(sizeof(Int8Tile) == 96 && sizeof(Int16Tile) == 160);
 
+// Activations of W8a16 and W16a16 below it count as 0.
+inline constexpr float kLeastWide = 0x1p-60f;
+
 namespace packed_kernels {
 
 void W4a4Reference(const PackedArguments& arguments);
@@ -52,6 +55,8 @@ void W8a16Reference(const PackedArguments& arguments);
 void W16a16Reference(const PackedArguments& arguments);
 void W8a16Avx512Bf16(const PackedArguments& arguments);  // with VBMI
 void W16a16Avx512Bf16(const PackedArguments& arguments);
+// A row of OperandFormat::kPairs, which these two take; `columns` is a multiple of 16.
+void PreparePairs(const float* x, int64_t columns, std::byte* operand);
 
 }  // namespace packed_kernels
 

@@ -145,22 +145,14 @@ void PrepareInt8Row(const float* x, int64_t columns, std::byte* operand) {
   }
 }
 
-void PrepareBf16Row(OperandFormat format, const float* x, int64_t columns, std::byte* operand) {
-  const int64_t step = format == OperandFormat::kFp32 ? 32 : 16;  // bytes of eight columns
-  std::byte* out = operand;
-  for (int64_t k = 0; k < columns; k += 8, out += step) {
-    const __m256i rounded = RoundToBf16(x + k, 0x1p-60f);
-    if (format == OperandFormat::kFp32) {
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), rounded);
-      continue;
-    }
-    // [second, first] of each two.
-    const __m256i pairs = _mm256_or_si256(rounded, _mm256_srli_epi64(rounded, 48));
-    const __m256i chosen =
-        _mm256_permutevar8x32_epi32(pairs, _mm256_setr_epi32(0, 2, 4, 6, 0, 0, 0, 0));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm256_castsi256_si128(chosen));
+void PrepareFp32Row(const float* x, int64_t columns, std::byte* operand) {
+  for (int64_t k = 0; k < columns; k += 8) {
+    const __m256i rounded = RoundToBf16(x + k, kLeastWide);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(operand + k * 4), rounded);
   }
-  std::memset(out, 0, static_cast<size_t>(operand + OperandRowBytes(format, columns) - out));
+  const int64_t filled = columns * 4;
+  std::memset(operand + filled, 0,
+              static_cast<size_t>(OperandRowBytes(OperandFormat::kFp32, columns) - filled));
 }
 
 void PrepareW4a16Row(OperandFormat format, const float* x, int64_t columns, std::byte* operand) {
@@ -233,7 +225,9 @@ void PrepareRow(const PackedKernel& kernel, const float* x, int64_t columns, std
       return PrepareW4a16Row(kernel.format, x, columns, operand);
     case PackedArithmetic::kW8a16:
     case PackedArithmetic::kW16a16:
-      return PrepareBf16Row(kernel.format, x, columns, operand);
+      return kernel.format == OperandFormat::kPairs
+                 ? packed_kernels::PreparePairs(x, columns, operand)
+                 : PrepareFp32Row(x, columns, operand);
   }
   HB_CHECK(false, "{} takes codes", kernel.name);
 }

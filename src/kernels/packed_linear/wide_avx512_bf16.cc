@@ -164,4 +164,21 @@ void W16a16Avx512Bf16(const PackedArguments& a) {
   RunGemvGroups<WideGemv<Bf16Weights>>(halves);
 }
 
+void PreparePairs(const float* x, int64_t columns, std::byte* operand) {
+  constexpr int64_t kRowStep = Fp8Weights::kBlocks * 16;  // columns are filled up to a tile with 0
+  // Sixteen columns from k on, those below kLeastWide as 0.
+  const auto load = [&](int64_t k) {
+    if (k >= columns) return _mm512_setzero_ps();
+    const __m512 value = _mm512_loadu_ps(x + k);
+    const __mmask16 keep =
+        _mm512_cmp_ps_mask(_mm512_abs_ps(value), _mm512_set1_ps(kLeastWide), _CMP_NLT_UQ);
+    return _mm512_maskz_mov_ps(keep, value);
+  };
+  for (int64_t k = 0; k < (columns + kRowStep - 1) / kRowStep * kRowStep; k += 32) {
+    const __m512bh rounded = _mm512_cvtne2ps_pbh(load(k + 16), load(k));
+    // [second, first] of each two.
+    _mm512_storeu_si512(operand + k * 2, _mm512_rol_epi32(reinterpret_cast<__m512i>(rounded), 16));
+  }
+}
+
 }  // namespace halfbyte::packed_kernels
