@@ -58,30 +58,24 @@ struct Bf16Dot : Tile {
     }
   }
 
-  // The blocks of one parity of a strip.
-  template <int tokens, int parity>
-  static void MultiplyBlocks(const Unpacked* unpacked, int64_t tiles, const std::byte* x,
-                             int64_t x_row_bytes, TokenSums<Bf16Dot>* token_sums) {
-    __m512 sums[tokens][panels];
-    for (int t = 0; t < tokens; ++t) {
-      for (int p = 0; p < panels; ++p) sums[t][p] = token_sums[t].parts[p].parity[parity];
-    }
-    for (int64_t i = 0; i < tiles; ++i) {
-#pragma GCC unroll 4
-      for (int b = parity; b < kBlocks; b += 2) {
-        AddBlock(unpacked + i * panels, b, x + i * kXTileBytes, x_row_bytes, sums);
-      }
-    }
-    for (int t = 0; t < tokens; ++t) {
-      for (int p = 0; p < panels; ++p) token_sums[t].parts[p].parity[parity] = sums[t][p];
-    }
-  }
-
+  // First the even, then the odd blocks of a strip.
   template <int tokens>
   static void MultiplyStrip(const Unpacked* unpacked, int64_t tiles, const std::byte* x,
-                            int64_t x_row_bytes, TokenSums<Bf16Dot>* sums) {
-    MultiplyBlocks<tokens, 0>(unpacked, tiles, x, x_row_bytes, sums);
-    MultiplyBlocks<tokens, 1>(unpacked, tiles, x, x_row_bytes, sums);
+                            int64_t x_row_bytes, TokenSums<Bf16Dot>* token_sums) {
+    for (int parity = 0; parity < 2; ++parity) {
+      __m512 sums[tokens][panels];
+      for (int t = 0; t < tokens; ++t) {
+        for (int p = 0; p < panels; ++p) sums[t][p] = token_sums[t].parts[p].parity[parity];
+      }
+      for (int64_t i = 0; i < tiles; ++i) {
+        for (int b = parity; b < kBlocks; b += 2) {
+          AddBlock(unpacked + i * panels, b, x + i * kXTileBytes, x_row_bytes, sums);
+        }
+      }
+      for (int t = 0; t < tokens; ++t) {
+        for (int p = 0; p < panels; ++p) token_sums[t].parts[p].parity[parity] = sums[t][p];
+      }
+    }
   }
 };
 
