@@ -33,8 +33,8 @@ Result<int64_t> TokensToGenerate(const GenerateRequest& request, int64_t context
 }
 
 // Feeds the prompt in chunks; returns the logits after its last token.
-Result<MatrixView<const float>> Prefill(Transformer& model, KvCache& cache, Sequence& sequence,
-                                        std::span<const int32_t> prompt) {
+Result<MatrixView<const float>> ReadPrompt(Transformer& model, KvCache& cache, Sequence& sequence,
+                                           std::span<const int32_t> prompt) {
   const size_t chunk = static_cast<size_t>(model.options().batch_tokens);
   while (prompt.size() > chunk) {
     const BatchItem item{&sequence, prompt.first(chunk), LogitsWanted::kNone};
@@ -63,7 +63,7 @@ Result<GenerateResult> Generate(Transformer& model, const GenerateRequest& reque
   GenerateResult result;
   Clock::time_point start = Clock::now();
   HB_ASSIGN_OR_RETURN(MatrixView<const float> logits,
-                      Prefill(model, *cache, sequence, request.prompt));
+                      ReadPrompt(model, *cache, sequence, request.prompt));
   result.prompt_seconds = SecondsSince(start);
   start = Clock::now();
   for (;;) {

@@ -9,8 +9,6 @@ namespace {
 constexpr double kFloorNs = 1000;  // class 0: up to 1 us
 const double kClassWidth = std::log(1.01);
 
-double Rounded(double ms) { return std::round(ms * 1000) / 1000; }
-
 }  // namespace
 
 void Latencies::Add(std::chrono::nanoseconds duration) {

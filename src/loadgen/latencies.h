@@ -3,12 +3,16 @@
 #pragma once
 
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
 #include "base/json.h"
 
 namespace halfbyte {
+
+// To three decimals, as reports show numbers.
+inline double Rounded(double value) { return std::round(value * 1000) / 1000; }
 
 class Latencies {
  public:

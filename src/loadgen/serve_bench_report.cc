@@ -1,12 +1,11 @@
 #include <algorithm>
 #include <cmath>
 
+#include "loadgen/latencies.h"
 #include "loadgen/serve_bench.h"
 
 namespace halfbyte {
 namespace {
-
-double Rounded(double value) { return std::round(value * 1000) / 1000; }
 
 double Growth(const ServeBenchRow& row, std::string_view name) {
   return SumOf(row.after, name) - SumOf(row.before, name);

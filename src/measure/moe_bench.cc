@@ -16,6 +16,7 @@
 #include "kernels/packed_linear/packed_linear.h"
 #include "kernels/quantize_nvfp4/quantize_nvfp4.h"
 #include "measure/machine_limits.h"
+#include "measure/median.h"
 #include "measure/peak_loops.h"
 #include "measure/synthetic_experts.h"
 #include "moe/expert_exchange.h"
@@ -37,13 +38,6 @@ constexpr int64_t kMaxReadBytes = int64_t{1} << 30;  // of one read pass
 constexpr float kSwigluLimit = 10;
 
 double Seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
-
-double Median(std::vector<double> values) {
-  HB_CHECK(!values.empty(), "no values");
-  const auto middle = values.begin() + std::ssize(values) / 2;
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 // Seconds of a step; of the slowest rank, once SlowestRank has seen them.
 struct StepSeconds {

@@ -105,8 +105,8 @@ Result<RoutedLayerParts> RoutedLayerParts::Load(const WeightLoader& loader, int6
 }
 
 Result<RoutedLayer> RoutedLayer::Create(RoutedLayerParts parts, ThreadPool& pool) {
-  const auto with_rule = [&](MoeLayer&& experts) {
-    return RoutedLayer{std::move(experts), std::move(parts.routing), std::move(parts.input_scales)};
+  const auto with_rule = [&](MoeLayer&& layer) {
+    return RoutedLayer{std::move(layer), std::move(parts.routing), std::move(parts.input_scales)};
   };
   return MoeLayer::Create(parts.params, std::move(parts.placement), std::move(parts.experts),
                           parts.name, {.pool = &pool, .release = std::move(parts.release)})

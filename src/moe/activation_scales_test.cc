@@ -14,7 +14,7 @@ namespace halfbyte {
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr TestShape kShape{
+constexpr TestShape kRecordedShape{
     .hidden = 416, .intermediate = 352, .experts = 7, .tokens = 5, .top_k = 3};
 constexpr MoeModelShape kModel{.layers = 2, .experts = 7, .hidden = 416, .intermediate = 352};
 
@@ -45,8 +45,8 @@ float Amax(const std::vector<float>& x) {
 }
 
 TEST(ActivationRecorder, SeesWhatFlowsIntoBothStages) {
-  const TestLayer layer(kShape, WeightFormat::kNvfp4, 1);
-  const TestInput input(kShape, 2);
+  const TestLayer layer(kRecordedShape, WeightFormat::kNvfp4, 1);
+  const TestInput input(kRecordedShape, 2);
   const LayerMeasurement m = Record(layer, input);
   EXPECT_EQ(m.gate_up.rows, 5);
   EXPECT_EQ(m.gate_up.blocks, 5 * 416 / 16);
@@ -71,8 +71,8 @@ TEST(ActivationRecorder, SeesWhatFlowsIntoBothStages) {
 }
 
 TEST(ActivationRecorder, CountsExpertsWithoutATokenAndLooksAtTokensOfItsExpertsOnly) {  // R74
-  const TestLayer layer(kShape, WeightFormat::kNvfp4, 3);
-  TestInput input(kShape, 4);
+  const TestLayer layer(kRecordedShape, WeightFormat::kNvfp4, 3);
+  TestInput input(kRecordedShape, 4);
   for (size_t s = 0; s < input.ids.size(); ++s) input.ids[s] = s % 3 == 0 ? 4 : s % 3 == 1 ? 6 : -1;
   std::fill_n(input.ids.begin() + 6, 3, -1);  // token 2: nowhere; it holds the largest value
   input.hidden[2 * 416] = 1000;
@@ -112,17 +112,17 @@ TEST(ActivationRecorder, GlobalIdsArriveAtEachRanksOwnExperts) {  // R53
 }
 
 TEST(ActivationRecorder, EachLayerHasScalesOfItsOwn) {  // R73
-  const TestLayer first(kShape, WeightFormat::kNvfp4, 7, 1),
-      second(kShape, WeightFormat::kNvfp4, 8);
-  const TestInput input(kShape, 9);
+  const TestLayer first(kRecordedShape, WeightFormat::kNvfp4, 7, 1),
+      second(kRecordedShape, WeightFormat::kNvfp4, 8);
+  const TestInput input(kRecordedShape, 9);
   const GlobalScale one = *Record(first, input).down.Scale("down");
   const GlobalScale two = *Record(second, input).down.Scale("down");
   EXPECT_GT(two.value(), 2 * one.value());
 }
 
 TEST(ActivationRecorder, JudgesTheCheckpointsScaleAsTheQuantizerDoes) {  // R70, R81
-  const TestLayer layer(kShape, WeightFormat::kNvfp4, 10);
-  const TestInput input(kShape, 11);
+  const TestLayer layer(kRecordedShape, WeightFormat::kNvfp4, 10);
+  const TestInput input(kRecordedShape, 11);
   MoeParams params = layer.Params(Arithmetic::kW4a4);
   params.gate_up_input_scale = GlobalScale(Amax(input.hidden) / 2688 / 10.6f);
   MoeCounters counters;
@@ -190,8 +190,8 @@ TEST(StageMeasurement, RefusesSamplesThatAreEmptyZeroOrNotFinite) {  // R77
 }
 
 TEST(ActivationRecorder, AMissingClampIsReported) {  // R78
-  const TestLayer layer(kShape, WeightFormat::kNvfp4, 12, 9);
-  const TestInput input(kShape, 13);
+  const TestLayer layer(kRecordedShape, WeightFormat::kNvfp4, 12, 9);
+  const TestInput input(kRecordedShape, 13);
   MoeParams params = layer.Params(Arithmetic::kW4a16);
   EXPECT_EQ(Record(layer, params, input).rows_beyond_clamp, 0);
   // What an unclamped layer computes, shown to the recorder of one that should clamp.
@@ -215,9 +215,9 @@ TEST(ActivationRecorder, AMissingClampIsReported) {  // R78
 class ActivationScalesFile : public testing::Test {
  protected:
   void SetUp() override {
-    const TestLayer first(kShape, WeightFormat::kNvfp4, 14),
-        second(kShape, WeightFormat::kNvfp4, 15);
-    const TestInput input(kShape, 16);
+    const TestLayer first(kRecordedShape, WeightFormat::kNvfp4, 14),
+        second(kRecordedShape, WeightFormat::kNvfp4, 15);
+    const TestInput input(kRecordedShape, 16);
     const StageScales checkpoint{GlobalScale(0.01f), GlobalScale(0.3f)};
     measurement_ = {.shape = kModel, .tokens = 5, .context = 5, .checkpoint = {checkpoint, {}}};
     measurement_.layers.push_back(

@@ -5,14 +5,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <random>
 #include <set>
 
 namespace halfbyte {
 namespace {
-
-constexpr float kInf = std::numeric_limits<float>::infinity();
 
 struct Routed {
   std::vector<int32_t> ids;
@@ -69,7 +66,7 @@ TEST(Router, ANanIsNeverChosenAndChangesNothingElse) {  // RTE-01
 TEST(Router, RowsOfNanOrInfinityGiveDistinctValidIdsOfWeightZero) {  // RTE-01
   for (const RouterScore score : {RouterScore::kSqrtSoftplus, RouterScore::kSigmoid,
                                   RouterScore::kSoftmax, RouterScore::kIdentity}) {
-    for (const float bad : {NAN, kInf}) {
+    for (const float bad : {NAN, INFINITY}) {
       const RouterParams params{.experts = 8, .top_k = 3, .score = score};
       const Routed r = RouteAll(params, std::vector<float>(8, bad), std::vector<float>(8, 1.0f));
       EXPECT_EQ(std::set<int32_t>(r.ids.begin(), r.ids.end()).size(), 3u);
@@ -84,8 +81,8 @@ TEST(Router, ExtremeLogitsHaveFiniteWeights) {
   const RouterParams params{.experts = 4, .top_k = 2};
   for (const std::vector<float>& logits :
        std::vector<std::vector<float>>{{3e38f, 100, -3e38f, 0},
-                                       {-3e38f, -3e38f, -kInf, -3e38f},
-                                       {-kInf, -kInf, -kInf, -kInf},
+                                       {-3e38f, -3e38f, -INFINITY, -3e38f},
+                                       {-INFINITY, -INFINITY, -INFINITY, -INFINITY},
                                        {-80, -90, -100, -110}}) {
     const Routed r = RouteAll(params, logits, {});
     EXPECT_EQ(r.counters.bad_rows, 0);
@@ -142,9 +139,9 @@ TEST(Router, SoftmaxOverTheSelectedLogits) {  // gpt-oss (checkpoints.md §5.1)
   EXPECT_NEAR(r.weights[0], 3 / (1 + std::exp(-1)), 1e-6);
   EXPECT_NEAR(r.weights[1], 3 * std::exp(-1) / (1 + std::exp(-1)), 1e-6);
   // One usable logit takes all; without any, all weights are 0.
-  EXPECT_EQ(RouteAll(params, {NAN, NAN, -5, kInf}, {}).weights, (std::vector<float>{3, 0}));
-  EXPECT_EQ(RouteAll(params, {NAN, NAN, NAN, kInf}, {}).weights, (std::vector<float>{0, 0}));
-  EXPECT_EQ(RouteAll(params, std::vector<float>(4, -kInf), {}).weights,
+  EXPECT_EQ(RouteAll(params, {NAN, NAN, -5, INFINITY}, {}).weights, (std::vector<float>{3, 0}));
+  EXPECT_EQ(RouteAll(params, {NAN, NAN, NAN, INFINITY}, {}).weights, (std::vector<float>{0, 0}));
+  EXPECT_EQ(RouteAll(params, std::vector<float>(4, -INFINITY), {}).weights,
             (std::vector<float>{1.5f, 1.5f}));
 }
 

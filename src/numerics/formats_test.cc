@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <vector>
 
 #include "numerics/bf16.h"
@@ -19,9 +18,6 @@
 
 namespace halfbyte {
 namespace {
-
-constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 uint32_t BitsOf(float x) { return std::bit_cast<uint32_t>(x); }
 float FromBits(uint32_t bits) { return std::bit_cast<float>(bits); }
@@ -67,7 +63,7 @@ TEST(E2m1, EveryMidpointAndItsNeighboursRoundToTheNearestEvenCode) {  // R2
       const float s = sign != 0 ? -1.0f : 1.0f;
       EXPECT_EQ(E2m1FromFloat(s * std::nextafter(m, 0.0f)), sign | i) << m;
       EXPECT_EQ(E2m1FromFloat(s * m), sign | even) << m;
-      EXPECT_EQ(E2m1FromFloat(s * std::nextafter(m, kInf)), sign | (i + 1)) << m;
+      EXPECT_EQ(E2m1FromFloat(s * std::nextafter(m, INFINITY)), sign | (i + 1)) << m;
     }
   }
 }
@@ -130,13 +126,13 @@ TEST(E2m1, RoundingThroughHalfStepsFailsTheSweep) {  // R2
 TEST(E2m1, SaturatesAndKeepsTheSignOfZero) {
   EXPECT_EQ(E2m1FromFloat(6.5f), 7);
   EXPECT_EQ(E2m1FromFloat(3e38f), 7);
-  EXPECT_EQ(E2m1FromFloat(kInf), 7);
-  EXPECT_EQ(E2m1FromFloat(-kInf), 15);
+  EXPECT_EQ(E2m1FromFloat(INFINITY), 7);
+  EXPECT_EQ(E2m1FromFloat(-INFINITY), 15);
   EXPECT_EQ(E2m1FromFloat(-0.1f), 8);
   EXPECT_EQ(E2m1FromFloat(-0.0f), 8);
   EXPECT_EQ(E2m1FromFloat(0x1p-149f), 0);
-  EXPECT_EQ(E2m1FromFloat(kNan), 0);
-  EXPECT_EQ(E2m1FromFloat(-kNan), 0);
+  EXPECT_EQ(E2m1FromFloat(NAN), 0);
+  EXPECT_EQ(E2m1FromFloat(-NAN), 0);
   EXPECT_EQ(E2m1ToFloat(8), E2m1ToFloat(0));  // R4
 }
 
@@ -188,19 +184,19 @@ TEST(E4m3, EveryMidpointAndItsNeighboursRoundToTheNearestEvenByte) {
       const float s = sign != 0 ? -1.0f : 1.0f;
       EXPECT_EQ(E4m3FromFloat(s * std::nextafter(middle, 0.0f)), sign | i);
       EXPECT_EQ(E4m3FromFloat(s * middle), sign | (i % 2 == 0 ? i : i + 1));
-      EXPECT_EQ(E4m3FromFloat(s * std::nextafter(middle, kInf)), sign | (i + 1));
+      EXPECT_EQ(E4m3FromFloat(s * std::nextafter(middle, INFINITY)), sign | (i + 1));
       const auto exact = static_cast<float>(grid[below]);
-      EXPECT_EQ(E4m3FromFloat(s * std::nextafter(exact, kInf)), sign | i);
+      EXPECT_EQ(E4m3FromFloat(s * std::nextafter(exact, INFINITY)), sign | i);
     }
   }
 }
 
 TEST(E4m3, SaturatesNeverToNan) {
-  for (const float x : {448.0f, 463.99997f, 464.0f, 464.00003f, 465.0f, 2688.0f, 1e9f, kInf}) {
+  for (const float x : {448.0f, 463.99997f, 464.0f, 464.00003f, 465.0f, 2688.0f, 1e9f, INFINITY}) {
     EXPECT_EQ(E4m3FromFloat(x), 0x7e) << x;
     EXPECT_EQ(E4m3FromFloat(-x), 0xfe) << x;
   }
-  EXPECT_EQ(E4m3FromFloat(kNan), 0x7f);
+  EXPECT_EQ(E4m3FromFloat(NAN), 0x7f);
 }
 
 TEST(E8m0, EveryByteDecodesToAPowerOfTwoAndBack) {
@@ -209,15 +205,15 @@ TEST(E8m0, EveryByteDecodesToAPowerOfTwoAndBack) {
     EXPECT_EQ(value, std::ldexp(1.0f, bits - 127));
     EXPECT_EQ(E8m0FromFloatRoundUp(value), bits);
     if (bits < 0xfe) {
-      EXPECT_EQ(E8m0FromFloatRoundUp(std::nextafter(value, kInf)), bits + 1);
+      EXPECT_EQ(E8m0FromFloatRoundUp(std::nextafter(value, INFINITY)), bits + 1);
     }
     if (bits > 0) {
       EXPECT_EQ(E8m0FromFloatRoundUp(std::nextafter(value, 0.0f)), bits);
     }
   }
   EXPECT_TRUE(std::isnan(E8m0ToFloat(0xff)));
-  EXPECT_EQ(E8m0FromFloatRoundUp(kNan), 0xff);
-  EXPECT_EQ(E8m0FromFloatRoundUp(kInf), 0xfe);
+  EXPECT_EQ(E8m0FromFloatRoundUp(NAN), 0xff);
+  EXPECT_EQ(E8m0FromFloatRoundUp(INFINITY), 0xfe);
   EXPECT_EQ(E8m0FromFloatRoundUp(0), 0);
   EXPECT_EQ(E8m0FromFloatRoundUp(0x1p-149f), 0);
 }
@@ -269,9 +265,9 @@ TEST(Bf16, EveryMidpointAndItsNeighboursRoundToTheNearestEvenNumber) {
     ASSERT_EQ(ToBf16(FromBits(middle)).bits, bits + (bits & 1));
     ASSERT_EQ(ToBf16(FromBits(middle + 1)).bits, bits + 1);  // of the largest: infinity
   }
-  EXPECT_EQ(ToFloat(ToBf16(3.4e38f)), kInf);
-  EXPECT_EQ(ToFloat(ToBf16(-3.4e38f)), -kInf);
-  EXPECT_EQ(ToFloat(ToBf16(kInf)), kInf);
+  EXPECT_EQ(ToFloat(ToBf16(3.4e38f)), INFINITY);
+  EXPECT_EQ(ToFloat(ToBf16(-3.4e38f)), -INFINITY);
+  EXPECT_EQ(ToFloat(ToBf16(INFINITY)), INFINITY);
   EXPECT_TRUE(std::isnan(ToFloat(ToBf16(FromBits(0x7f800001)))));  // a NaN whose upper half is inf
 }
 

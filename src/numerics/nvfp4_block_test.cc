@@ -20,9 +20,6 @@
 namespace halfbyte {
 namespace {
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-
 using Values = std::array<float, kNvfp4Block>;
 using Codes = std::array<uint8_t, kNvfp4Block>;
 
@@ -104,8 +101,8 @@ TEST(Nvfp4Block, CountsWhatItSaw) {
   QuantizeNvfp4Block(OnePeak(2688).data(), one, &stats);  // at the top, not clipped
   QuantizeNvfp4Block(OnePeak(0).data(), one, &stats);
   QuantizeNvfp4Block(OnePeak(0.001f).data(), one, &stats);  // QNT-04
-  QuantizeNvfp4Block(OnePeak(kNan).data(), one, &stats);
-  QuantizeNvfp4Block(OnePeak(-kInf).data(), one, &stats);
+  QuantizeNvfp4Block(OnePeak(NAN).data(), one, &stats);
+  QuantizeNvfp4Block(OnePeak(-INFINITY).data(), one, &stats);
   EXPECT_EQ(stats.blocks, 6);
   EXPECT_EQ(stats.at_max, 3);
   EXPECT_EQ(stats.clipped, 2);
@@ -116,8 +113,9 @@ TEST(Nvfp4Block, CountsWhatItSaw) {
 }
 
 TEST(Nvfp4Block, NoInputAndNoGlobalScaleGiveAScaleByteOfNan) {  // R7, R18
-  const float scales[] = {0, 0x1p-149f, 0x1p-130f, 0x1p-126f, 1, 1e30f, 0x1p127f, kInf, kNan, -1};
-  const float peaks[] = {0, 0x1p-149f, 1e-38f, 1, 3e38f, kInf, kNan, -0.0f, -kInf};
+  const float scales[] = {0,     0x1p-149f, 0x1p-130f, 0x1p-126f, 1,
+                          1e30f, 0x1p127f,  INFINITY,  NAN,       -1};
+  const float peaks[] = {0, 0x1p-149f, 1e-38f, 1, 3e38f, INFINITY, NAN, -0.0f, -INFINITY};
   for (const float scale : scales) {
     for (const float peak : peaks) {
       for (const auto quantize : {QuantizeNvfp4Block, QuantizeNvfp4Block4Over6}) {
@@ -141,8 +139,8 @@ TEST(GlobalScale, IsFinitePositiveAndPreciseForEveryFiniteAmax) {  // R16
     const float back = DequantizeNvfp4(UnpackE2m1(block.codes, 0), block.scale, scale);
     EXPECT_NEAR(back / amax, 1, 1.0 / 16) << amax;
   }
-  EXPECT_FALSE(GlobalScale::FromAmax(kInf).IsUsable());
-  EXPECT_FALSE(GlobalScale::FromAmax(kNan).IsUsable());
+  EXPECT_FALSE(GlobalScale::FromAmax(INFINITY).IsUsable());
+  EXPECT_FALSE(GlobalScale::FromAmax(NAN).IsUsable());
   EXPECT_FALSE(GlobalScale(-1).IsUsable());
   EXPECT_EQ(GlobalScale::FromAmax(0).value(), 1);
 }
@@ -396,12 +394,12 @@ TEST(ErrorStats, NamesTheWorstElementAndCountsNanAsInfinitelyWrong) {
   EXPECT_EQ(stats.noise, 4.25);
   EXPECT_EQ(stats.signal, 6);
   EXPECT_FALSE(stats.exact());
-  stats.Add(11, kNan, 1.0f);
+  stats.Add(11, NAN, 1.0f);
   EXPECT_EQ(stats.worst_index, 11);
   EXPECT_EQ(stats.sqnr_db(), -std::numeric_limits<double>::infinity());
   ErrorStats exact;
-  exact.Add(0, kInf, kInf);
-  exact.Add(1, kNan, kNan);
+  exact.Add(0, INFINITY, INFINITY);
+  exact.Add(1, NAN, NAN);
   EXPECT_TRUE(exact.exact());
 }
 

@@ -15,14 +15,15 @@ namespace {
 
 constexpr int64_t kDefaultMaxTokens = 16;
 
-struct Prompt {
+struct EncodedPrompt {
   std::string path;  // "prompt" or "prompt[3]"
   std::vector<int32_t> ids;
 };
 
 // A text or a list of ids.
-ApiResult<Prompt> EncodePrompt(const BodyValue& value, std::string path, const ModelInfo& model) {
-  Prompt prompt{.path = std::move(path)};
+ApiResult<EncodedPrompt> EncodePrompt(const BodyValue& value, std::string path,
+                                      const ModelInfo& model) {
+  EncodedPrompt prompt{.path = std::move(path)};
   if (value.is_array()) {
     if (auto fault = CheckIds(value, prompt.path, model.vocabulary)) {
       return tl::unexpected(*std::move(fault));
@@ -41,8 +42,8 @@ ApiResult<Prompt> EncodePrompt(const BodyValue& value, std::string path, const M
   return prompt;
 }
 
-ApiResult<std::vector<Prompt>> ReadPrompts(const BodyValue& value, const ModelInfo& model) {
-  std::vector<Prompt> prompts;
+ApiResult<std::vector<EncodedPrompt>> ReadPrompts(const BodyValue& value, const ModelInfo& model) {
+  std::vector<EncodedPrompt> prompts;
   const bool several =
       value.is_array() && !value.empty() && (value[0].is_string() || value[0].is_array());
   for (size_t i = 0; i < (several ? value.size() : 1); ++i) {
@@ -90,7 +91,7 @@ ApiResult<void> OpenAiApi::ResolveCompletions(const BodyValue& tree, GenerationC
 
   auto prompts = ReadPrompts(*body.Find("prompt"), model_);
   if (!prompts) return tl::unexpected(std::move(prompts.error()));
-  for (Prompt& prompt : *prompts) {
+  for (EncodedPrompt& prompt : *prompts) {
     const auto lengths =
         ReadLengths(body, model_, options_, std::ssize(prompt.ids), prompt.path, kDefaultMaxTokens);
     if (!lengths) return tl::unexpected(lengths.error());

@@ -8,7 +8,7 @@ namespace halfbyte {
 namespace {
 
 constexpr std::string_view kBegin = "<｜begin▁of▁sentence｜>";
-constexpr std::string_view kEnd = "<｜end▁of▁sentence｜>";
+constexpr std::string_view kEndOfSentence = "<｜end▁of▁sentence｜>";
 constexpr std::string_view kUser = "<｜User｜>";
 constexpr std::string_view kAssistant = "<｜Assistant｜>";
 
@@ -116,7 +116,7 @@ class Renderer {
     }
     writer_.Theirs(messages_[i].content);
     const bool goes_on = i + 1 == messages_.size() && options_.continue_final_message;
-    if (!goes_on) writer_.Ours(kEnd);
+    if (!goes_on) writer_.Ours(kEndOfSentence);
   }
 
   std::span<const ChatMessage> messages_;
@@ -147,7 +147,8 @@ Result<ChatPrompt> RenderChat(std::span<const ChatMessage> messages, const ChatO
 }
 
 Status CheckControlTokens(const Tokenizer& tokenizer) {
-  for (const std::string_view token : {kBegin, kEnd, kUser, kAssistant, kThink, kThinkEnd}) {
+  for (const std::string_view token :
+       {kBegin, kEndOfSentence, kUser, kAssistant, kThink, kThinkEnd}) {
     HB_RETURN_IF_ERROR(tokenizer.IdOf(token));
   }
   return {};

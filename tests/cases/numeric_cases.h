@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "base/thread_pool.h"
 
 namespace halfbyte {
 
@@ -25,6 +26,12 @@ void AddFormatCases(CaseHandlers& handlers);  // numerics, kernels/quantize_nvfp
 void AddLayoutCases(CaseHandlers& handlers);  // tensor
 void AddMoeCases(CaseHandlers& handlers);     // moe, kernels/linear, kernels/swiglu
 void AddModelCases(CaseHandlers& handlers);   // kernels of attention and its surroundings
+
+// One thread, for every case.
+inline ThreadPool& Pool() {
+  static ThreadPool pool(1);
+  return pool;
+}
 
 inline double NumberOf(const Json& value) {
   return value == "nan" ? std::numeric_limits<double>::quiet_NaN() : value.get<double>();

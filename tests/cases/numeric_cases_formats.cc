@@ -112,11 +112,10 @@ void QuantizeBlock(const Json& inputs, const Json& expected) {
   std::vector<float> x;
   for (const Json& bits : inputs["x_bits"]) x.push_back(FloatFromBits(bits));
   const FloatRows rows = FloatRows::Of(MatrixView<const float>{x.data(), 1, kNvfp4Block});
-  ThreadPool pool(1);
   for (const CpuIsa isa : SupportedCpuIsas()) {
     SCOPED_TRACE(CpuIsaName(isa));
     Nvfp4Matrix matrix(1, kNvfp4Block, global);
-    const auto stats = QuantizeNvfp4(Context(pool, isa), rows, global, Nvfp4Rule::kAmaxTo6,
+    const auto stats = QuantizeNvfp4(Context(Pool(), isa), rows, global, Nvfp4Rule::kAmaxTo6,
                                      Nvfp4Output::Of(matrix));
     ASSERT_TRUE(stats.has_value());
     EXPECT_EQ(matrix.block_scales()[0], scale);

@@ -11,11 +11,6 @@
 namespace halfbyte {
 namespace {
 
-ThreadPool& Pool() {
-  static ThreadPool pool(1);
-  return pool;
-}
-
 // One sequence's rows in one page.
 struct OnePage {
   KvRow layout;

@@ -15,11 +15,6 @@
 namespace halfbyte {
 namespace {
 
-ThreadPool& Pool() {
-  static ThreadPool pool(1);
-  return pool;
-}
-
 LocalExpert Local(size_t e) { return LocalExpert{static_cast<int32_t>(e)}; }
 
 void PaddedExpertOffsets(const Json& inputs, const Json& expected) {

@@ -3,25 +3,19 @@
 #include <cublasLt.h>
 #include <dlfcn.h>
 
-#include <algorithm>
 #include <functional>
 #include <memory>
 #include <vector>
 
 #include "device/cuda/cuda_device.h"
 #include "measure/cuda/limit_kernels.h"
+#include "measure/median.h"
 
 namespace halfbyte {
 namespace {
 
 constexpr int kPasses = 7;
 constexpr int64_t kWorkspaceBytes = int64_t{64} << 20;
-
-double Median(std::vector<double> values) {
-  const auto middle = values.begin() + std::ssize(values) / 2;
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 // Median seconds of `work`, after one run that is not counted.
 Result<double> MedianSeconds(const CudaStream& stream, const std::function<Status()>& work) {

@@ -16,6 +16,7 @@
 #include "device/cuda/device_buffer.h"
 #include "kernels/sm90_moe/sm90_gemm.h"
 #include "measure/cuda/cuda_limits.h"
+#include "measure/median.h"
 #include "measure/synthetic_experts.h"
 #include "moe/cuda/cuda_moe_layer.h"
 #include "moe/cuda/cuda_router.h"
@@ -40,12 +41,6 @@ constexpr float kSwigluLimit = 10;
 
 void Pause(double seconds) {
   std::this_thread::sleep_for(std::chrono::duration<double>(std::max(seconds, 0.005)));
-}
-
-double Median(std::vector<double> values) {
-  const auto middle = values.begin() + std::ssize(values) / 2;
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
 }
 
 // One step's buffers, and its graphs.
