@@ -15,6 +15,12 @@ if(HALFBYTE_SANITIZE OR HALFBYTE_FUZZ)
   set(HALFBYTE_SHARED OFF)
 endif()
 
+# Presets compile several files as one (CMAKE_UNITY_BUILD): half the time for everything, more after
+# an edit. g++ need not look for garbage in them before it holds 600 MB: a fifteenth of the time.
+if(CMAKE_UNITY_BUILD AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:--param=ggc-min-heapsize=600000>")
+endif()
+
 find_program(HALFBYTE_CCACHE ccache)
 if(HALFBYTE_CCACHE)
   set(CMAKE_CXX_COMPILER_LAUNCHER "${HALFBYTE_CCACHE}")
