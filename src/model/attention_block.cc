@@ -108,40 +108,42 @@ Compressor AttentionBlock::MakeCompressor(const CompressorWeights& weights) cons
           .rope_frequencies = rope_frequencies_};
 }
 
-void AttentionBlock::Forward(const Step& step, MatrixView<const float> x,
+void AttentionBlock::Forward(const Step& step, const Step& queries, MatrixView<const float> x,
                              MatrixView<float> out) const {
   const Arena::Scope scope(*step.arena);
   Arena& arena = *step.arena;
 
   // Where no query sees more than it may choose, all are chosen and nothing is scored.
   const bool selects =
-      indexer_ && MostVisibleEntries(step, kind_.compress_rate) > config_->index_topk;
+      indexer_ && MostVisibleEntries(queries, kind_.compress_rate) > config_->index_topk;
   const Projected projected = Project(step, x, selects);
   // Rows first: a query sees its own window row and the entry its own token completes.
   StoreRows(step, projected);
+  if (queries.tokens == 0) return;
 
-  const MatrixView<float> q = arena.Matrix(step.tokens, query_b_.rows());
-  std::vector<Projection::Output> queries{{&query_b_, q, step.rounding}};
+  const MatrixView<float> low_rank = queries.Keep(projected.low_rank);
+  const MatrixView<float> q = arena.Matrix(queries.tokens, query_b_.rows());
+  std::vector<Projection::Output> outputs{{&query_b_, q, step.rounding}};
   MatrixView<float> index_q;
   if (selects) {
-    index_q = arena.Matrix(step.tokens, indexer_->query.rows());
-    queries.push_back({&indexer_->query, index_q, step.rounding});
+    index_q = arena.Matrix(queries.tokens, indexer_->query.rows());
+    outputs.push_back({&indexer_->query, index_q, step.rounding});
   }
-  Projection::ForwardAll(step, projected.low_rank, queries);
+  Projection::ForwardAll(queries, low_rank, outputs);
 
   EntrySelection selection;
   if (selects) {
-    const MatrixView<int32_t> indices = arena.Matrix<int32_t>(step.tokens, config_->index_topk);
-    int32_t* counts = arena.Take<int32_t>(step.tokens);
-    Select(step, index_q, projected.index_weights, indices, counts);
+    const MatrixView<int32_t> indices = arena.Matrix<int32_t>(queries.tokens, config_->index_topk);
+    int32_t* counts = arena.Take<int32_t>(queries.tokens);
+    Select(queries, index_q, queries.Keep(projected.index_weights), indices, counts);
     selection = {indices.data, counts, indices.columns};
   }
 
-  const MatrixView<float> attended = arena.Matrix(step.tokens, q.columns);
-  Attend(step, selection, q, attended);
-  const MatrixView<float> grouped = arena.Matrix(step.tokens, out_a_.rows());
-  out_a_.Forward(step, attended, grouped, step.rounding);
-  out_b_.Forward(step, grouped, out, step.rounding);
+  const MatrixView<float> attended = arena.Matrix(queries.tokens, q.columns);
+  Attend(queries, selection, q, attended);
+  const MatrixView<float> grouped = arena.Matrix(queries.tokens, out_a_.rows());
+  out_a_.Forward(queries, attended, grouped, step.rounding);
+  out_b_.Forward(queries, grouped, out, step.rounding);
 }
 
 AttentionBlock::Projected AttentionBlock::Project(const Step& step, MatrixView<const float> x,

@@ -19,8 +19,11 @@ class AttentionBlock {
  public:
   static Result<AttentionBlock> Load(const WeightLoader& loader, int64_t layer);
 
-  // x: normed hidden [tokens, D]. Writes out [tokens, D]. Stores the batch's rows in the cache.
-  void Forward(const Step& step, MatrixView<const float> x, MatrixView<float> out) const;
+  // x: normed hidden [step.tokens, D]. Stores the batch's rows in the cache. Writes out
+  // [queries.tokens, D]: what those of its tokens see that `queries` has (all, or some at the end
+  // of sequences).
+  void Forward(const Step& step, const Step& queries, MatrixView<const float> x,
+               MatrixView<float> out) const;
 
  private:
   struct CompressorWeights {
@@ -40,7 +43,7 @@ class AttentionBlock {
     MatrixView<float> kv;
     MatrixView<float> score;
   };
-  // The products of x.
+  // The products of x, rows of all tokens.
   struct Projected {
     MatrixView<float> window;         // [tokens, head_dim]
     MatrixView<float> low_rank;       // [tokens, Rq]

@@ -74,6 +74,7 @@ struct Step {
   StoredLayers* stored = nullptr;        // null: nobody waits for these
 
   int64_t tokens = 0;
+  std::vector<int64_t> rows;       // [tokens], ascending: where they stand in a larger step, if any
   std::vector<int32_t> token_ids;  // [tokens]
   std::vector<const SequencePages*> sequences;
   std::vector<TokenSpan> spans;  // of sequences
@@ -82,6 +83,17 @@ struct Step {
 
   const RopeAngles& angles(AttentionKind kind) const {
     return kind == AttentionKind::kWindow ? window_angles : compressed_angles;
+  }
+
+  // Moves the rows of these tokens to the front of `all`, which has a row for each token of the
+  // larger step, and returns them.
+  template <class T>
+  MatrixView<T> Keep(MatrixView<T> all) const {
+    if (all.rows == tokens) return all;
+    for (int64_t t = 0; t < tokens; ++t) {
+      std::copy_n(all.row(rows[static_cast<size_t>(t)]), all.columns, all.row(t));
+    }
+    return all.Rows(0, tokens);
   }
 
   // Runs body(first, count) on ranges of at most kMostTokens, side by side: a thread takes its

@@ -204,6 +204,23 @@ Step Transformer::MakeStep(Lane& lane, const KvMemory& memory, std::span<const P
   return step;
 }
 
+Step Transformer::MakeWantedStep(Lane& lane, const Step& step, std::span<const PlacedItem> batch) {
+  std::vector<PlacedItem> items;
+  std::vector<int64_t> rows;
+  for (size_t i = 0; i < batch.size(); ++i) {
+    const PlacedItem& item = batch[i];
+    const int64_t count = CountLogitRows(item);
+    if (count == 0) continue;
+    const int64_t before = std::ssize(item.tokens) - count;
+    items.push_back({item.pages, item.tokens.last(static_cast<size_t>(count)), item.logits,
+                     item.offset + before});
+    for (int64_t t = 0; t < count; ++t) rows.push_back(step.spans[i].first + before + t);
+  }
+  Step wanted = MakeStep(lane, *step.cache, items);
+  wanted.rows = std::move(rows);
+  return wanted;
+}
+
 Result<MatrixView<const float>> Transformer::Forward(KvCache& cache,
                                                      std::span<const BatchItem> batch,
                                                      LayerProbe* probe) {
@@ -282,11 +299,22 @@ Status Transformer::Run(Lane& lane, const Step& step, std::span<const PlacedItem
   step.ForTokens([&](int64_t first, int64_t count) {
     BlockInput(step, layers_[0].attention_hc, layers_[0].attention_norm, rows, first, count);
   });
-  for (int64_t l = 0; l < config().layer_count(); ++l) {
-    HB_RETURN_IF_ERROR(RunLayer(step, l, rows, probe));
+  // In the last layer only tokens with logits have to get beyond the cache, unless somebody looks.
+  const bool all_wanted = CountLogitRows(batch) == step.tokens;
+  const Step fewer = all_wanted ? Step() : MakeWantedStep(lane, step, batch);
+  const Step& wanted = all_wanted ? step : fewer;
+  const int64_t last = config().layer_count() - 1;
+  const bool looked_at = probe != nullptr || layers_.back().moe.routed().observed();
+  for (int64_t l = 0; l <= last; ++l) {
+    HB_RETURN_IF_ERROR(RunLayer(step, l < last || looked_at ? step : wanted, l, rows, probe));
   }
-  Head(step, batch, rows.streams, logits);
+  Head(wanted, looked_at ? wanted.Keep(rows.streams) : rows.streams.Rows(0, wanted.tokens), logits);
   return {};
+}
+
+Transformer::BlockRows Transformer::BlockRows::Keep(const Step& step) const {
+  return {step.Keep(streams), step.Keep(x), step.Keep(post), step.Keep(comb),
+          mix.Rows(0, step.tokens)};
 }
 
 // Of tokens [first, first + count).
@@ -300,17 +328,20 @@ void Transformer::BlockInput(const Step& step, const HyperConnectionWeights& hc,
           rounding_, of(rows.x));
 }
 
-Status Transformer::RunLayer(const Step& step, int64_t index, const BlockRows& rows,
-                             LayerProbe* probe) {
+Status Transformer::RunLayer(const Step& step, const Step& queries, int64_t index,
+                             const BlockRows& all, LayerProbe* probe) {
   Arena& arena = *step.arena;
   const Arena::Scope scope(arena);
   const std::span<Layer> next = std::span(layers_).subspan(static_cast<size_t>(index) + 1);
   Layer& layer = layers_[static_cast<size_t>(index)];
-  const int64_t tokens = step.tokens;
+  const int64_t tokens = queries.tokens;
   const MatrixView<float> attended = arena.Matrix(tokens, config().hidden_size);
   const MatrixView<float> mixed = arena.Matrix(tokens, config().hidden_size);
   const MutableRouting routing{arena.Matrix<int32_t>(tokens, config().experts_per_token),
                                arena.Matrix(tokens, config().experts_per_token)};
+  layer.attention.Forward(step, queries, all.x, attended);
+  if (tokens == 0) return {};
+  const BlockRows rows = all.Keep(queries);
   // A block's output goes into the streams, and while they are in the cache the next block's input
   // comes from them.
   const auto add = [&](MatrixView<const float> y, int64_t first, int64_t count) {
@@ -318,40 +349,28 @@ Status Transformer::RunLayer(const Step& step, int64_t index, const BlockRows& r
            rows.comb.Rows(first, count), rounding_, rows.streams.Rows(first, count));
   };
 
-  layer.attention.Forward(step, rows.x, attended);
-  step.ForTokens([&](int64_t first, int64_t count) {
+  queries.ForTokens([&](int64_t first, int64_t count) {
     add(attended, first, count);
-    BlockInput(step, layer.ffn_hc, layer.ffn_norm, rows, first, count);
+    BlockInput(queries, layer.ffn_hc, layer.ffn_norm, rows, first, count);
   });
-  HB_RETURN_IF_ERROR(layer.moe.Forward(step, rows.x, routing, mixed));
-  step.ForTokens([&](int64_t first, int64_t count) {
+  HB_RETURN_IF_ERROR(layer.moe.Forward(queries, rows.x, routing, mixed));
+  queries.ForTokens([&](int64_t first, int64_t count) {
     add(mixed, first, count);
     if (next.empty()) return;
-    BlockInput(step, next[0].attention_hc, next[0].attention_norm, rows, first, count);
+    BlockInput(queries, next[0].attention_hc, next[0].attention_norm, rows, first, count);
   });
 
   if (probe != nullptr) probe->OnLayer(index, attended, mixed, routing, rows.streams);
   return {};
 }
 
-// Only the rows that somebody wants go through the head.
-void Transformer::Head(const Step& step, std::span<const PlacedItem> batch,
-                       MatrixView<const float> streams, MatrixView<float> logits) const {
+void Transformer::Head(const Step& step, MatrixView<const float> streams,
+                       MatrixView<float> logits) const {
   Arena& arena = *step.arena;
   const Context& context = *step.context;
-  const int64_t rows = logits.rows;
-  const MatrixView<float> wanted = arena.Matrix(rows, streams.columns);
-  int64_t row = 0;
-  for (size_t i = 0; i < batch.size(); ++i) {
-    const int64_t count = CountLogitRows(batch[i]);
-    const TokenSpan& span = step.spans[i];
-    std::copy_n(streams.row(span.first + span.count - count), count * streams.columns,
-                wanted.row(row));
-    row += count;
-  }
-  const MatrixView<float> mix = arena.Matrix(rows, config().hc_streams);
-  const MatrixView<float> y = arena.Matrix(rows, config().hidden_size);
-  HcHead(context, head_hc_.view(), wanted, rounding_, mix, y);
+  const MatrixView<float> mix = arena.Matrix(step.tokens, config().hc_streams);
+  const MatrixView<float> y = arena.Matrix(step.tokens, config().hidden_size);
+  HcHead(context, head_hc_.view(), streams, rounding_, mix, y);
   RmsNorm(context, y, norm_.data(), static_cast<float>(config().rms_norm_eps), rounding_, y);
   head_.Forward(step, y, logits);
 }

@@ -139,19 +139,24 @@ class Transformer {
   void RunShares(const KvMemory& memory, std::span<const BatchShare> shares,
                  MatrixView<float> logits);
   Step MakeStep(Lane& lane, const KvMemory& memory, std::span<const PlacedItem> batch);
+  // The tokens of a step that get logits.
+  Step MakeWantedStep(Lane& lane, const Step& step, std::span<const PlacedItem> batch);
   // What blocks hand on: the streams and a block's input x, with what its output needs on the way
   // into the streams. Rows of all tokens.
   struct BlockRows {
     MatrixView<float> streams, x, post, comb;
     MatrixView<float> mix;  // scratch
+
+    BlockRows Keep(const Step& step) const;  // those of its tokens, see Step::Keep
   };
   void BlockInput(const Step& step, const HyperConnectionWeights& hc,
                   const std::vector<float>& norm, const BlockRows& rows, int64_t first,
                   int64_t count) const;
-  // Begins with the attention's input in x, and ends with that of the next layer.
-  Status RunLayer(const Step& step, int64_t index, const BlockRows& rows, LayerProbe* probe);
-  void Head(const Step& step, std::span<const PlacedItem> batch, MatrixView<const float> streams,
-            MatrixView<float> logits) const;
+  // Begins with the attention's input in x, and ends with that of the next layer, of the tokens of
+  // `queries` only (see AttentionBlock::Forward).
+  Status RunLayer(const Step& step, const Step& queries, int64_t index, const BlockRows& rows,
+                  LayerProbe* probe);
+  void Head(const Step& step, MatrixView<const float> streams, MatrixView<float> logits) const;
 
   ModelCheckpoint checkpoint_;
   const TransformerOptions options_;
