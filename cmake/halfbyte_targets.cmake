@@ -14,9 +14,6 @@ function(halfbyte_library name)
   endif()
   if(arg_SOURCES)
     add_library(${name} STATIC ${arg_SOURCES})
-    if(HALFBYTE_SANITIZE)  # several files as one: half the time to compile
-      set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
-    endif()
     if(HALFBYTE_SHARED)
       set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE ON
                             CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
