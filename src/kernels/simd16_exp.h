@@ -9,7 +9,7 @@ namespace halfbyte::HB_SIMD_NAMESPACE {
 // 2^-27): within 4 units in the last place on [-87, 88]. n = 128 stands for infinity, n = -127
 // for zero. NaN stays NaN.
 inline F32x16 Exp(F32x16 x) {
-  constexpr float kRoundToInteger = 0x1.8p23f;  // adding it leaves no bits for a fraction
+  constexpr float kRoundToInteger = 0x1.8p23f;   // adding it leaves no bits for a fraction
   x = Max(Set16(-88.0f), Min(Set16(89.0f), x));  // beyond, n is what it is there
   F32x16 n = Mul(x, Set16(1.44269504f));
   n = Sub(Add(n, Set16(kRoundToInteger)), Set16(kRoundToInteger));
