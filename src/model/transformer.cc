@@ -313,7 +313,7 @@ Status Transformer::Run(Lane& lane, const Step& step, std::span<const PlacedItem
 }
 
 Transformer::BlockRows Transformer::BlockRows::Keep(const Step& step) const {
-  return {step.Keep(streams), step.Keep(x), step.Keep(post), step.Keep(comb),
+  return {step.Keep(streams), x.Rows(0, step.tokens), step.Keep(post), step.Keep(comb),
           mix.Rows(0, step.tokens)};
 }
 

@@ -147,7 +147,8 @@ class Transformer {
     MatrixView<float> streams, x, post, comb;
     MatrixView<float> mix;  // scratch
 
-    BlockRows Keep(const Step& step) const;  // those of its tokens, see Step::Keep
+    // Those of its tokens (Step::Keep), when a block has consumed its input: x has no content.
+    BlockRows Keep(const Step& step) const;
   };
   void BlockInput(const Step& step, const HyperConnectionWeights& hc,
                   const std::vector<float>& norm, const BlockRows& rows, int64_t first,

@@ -238,11 +238,10 @@ void RunGemvGroups(const PackedArguments& a) {
   }
 }
 
-// Of a variant that has both.
-template <class A>
+// GEMV of `Few`, for more tokens GEMM of `Many`.
+template <class Few, class Many = Few>
 void RunPanels(const PackedArguments& a) {
-  if (a.tokens == 0) return;
-  (a.tokens <= A::kGemvTokens ? RunGemv<A> : RunGemm<A>)(a);
+  (a.tokens <= Few::kGemvTokens ? RunGemv<Few> : RunGemm<Many>)(a);
 }
 
 }  // namespace

@@ -152,11 +152,7 @@ struct WideGemv : Weights {
 }  // namespace
 
 void W8a16Avx512Bf16(const PackedArguments& a) {
-  if (a.tokens <= Fp8Weights::kGemvTokens) {
-    RunGemv<WideGemv<Fp8Weights>>(a);
-  } else {
-    RunGemm<Bf16Dot<Fp8Weights, 2>>(a);
-  }
+  RunPanels<WideGemv<Fp8Weights>, Bf16Dot<Fp8Weights, 2>>(a);
 }
 void W16a16Avx512Bf16(const PackedArguments& a) {
   PackedArguments halves = a;
