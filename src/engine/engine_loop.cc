@@ -74,6 +74,7 @@ void EngineLoop::Cancel(RequestId id, CancelCause cause) {
   if (!death_) scheduler_->Cancel(id);
   EndChoices(id, Aborted(cause));
   Retire(id, EngineClock::now());
+  SignalFilled();
 }
 
 void EngineLoop::CancelAll(CancelCause cause) {
@@ -103,6 +104,7 @@ tl::unexpected<Error> EngineLoop::FailAll(EngineClock::time_point now) {
     EndChoices(id, Failed("engine_dead", death_->message));
     Retire(id, now);
   }
+  SignalFilled();
   return tl::unexpected<Error>(*death_);
 }
 
@@ -135,6 +137,7 @@ Result<bool> EngineLoop::Step() {
     draws = draws.subspan(count);
   }
   scheduler_->Advance(result);
+  SignalFilled();
   for (const RequestId id : std::exchange(ended_, {})) {
     scheduler_->Cancel(id);
     Retire(id, now);
@@ -164,6 +167,7 @@ void EngineLoop::NoteScheduled(const StepPlan& plan, EngineClock::time_point now
       live.report.preemptions = counts.preemptions;
     }
   }
+  SignalFilled();
 }
 
 // One draw for each drawing choice, in the order of the plan. Choices know nothing of each other,
@@ -292,6 +296,13 @@ Usage EngineLoop::UsageOf(const Live& live, const Choice& choice) const {
 void EngineLoop::Put(Live& live, OutputEvent event, EngineClock::time_point now) {
   event.ready = now;
   if (!live.request.mailbox->Put(std::move(event))) live.slow_client = true;
+  filled_.push_back(live.request.mailbox);
+}
+
+// Who sends to clients is woken once for all of them: each wake may take the processor from this
+// thread.
+void EngineLoop::SignalFilled() {
+  for (const auto& mailbox : std::exchange(filled_, {})) mailbox->Signal();
 }
 
 // All choices that go on.

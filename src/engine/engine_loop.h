@@ -91,6 +91,7 @@ class EngineLoop {
   DrawnToken TakeDraw(Live& live, SequenceId id, const Result<ChoiceSampler::Draw>& draw,
                       EngineClock::time_point now, StepReport& report);
   void Put(Live& live, OutputEvent event, EngineClock::time_point now);
+  void SignalFilled();
   void EndChoices(RequestId id, const Finish& finish);
   void Retire(RequestId id, EngineClock::time_point now);
   Usage UsageOf(const Live& live, const Choice& choice) const;
@@ -101,8 +102,9 @@ class EngineLoop {
   const EngineOptions options_;
   EngineObserver* const observer_;
   std::map<RequestId, Live> live_;
-  std::optional<Error> death_;    // the executor failed
-  std::vector<RequestId> ended_;  // in this step, apart from the scheduler's doing
+  std::optional<Error> death_;                    // the executor failed
+  std::vector<RequestId> ended_;                  // in this step, apart from the scheduler's doing
+  std::vector<std::shared_ptr<Mailbox>> filled_;  // since the last SignalFilled
   int64_t steps_ = 0;
   int64_t prompt_tokens_ = 0;
   int64_t generation_tokens_ = 0;

@@ -81,6 +81,31 @@ TEST(EngineLoop, TellsThatARequestIsInTheBatchBeforeItHasTokens) {
   EXPECT_TRUE(waiting.mailbox->Take().empty());
 }
 
+TEST(EngineLoop, SignalsWhenAllThatAStepGivesIsMarked) {
+  Loop loop({.limits = FakeLimits(3, 12), .script = CountUp});
+  std::string calls;  // m: marked, s: signalled
+  const auto request = [&](int64_t max_tokens) {
+    Request r = IdsRequest({7}, max_tokens);
+    r.mailbox = std::make_shared<Mailbox>(Wake([&] { calls += 'm'; }, [&] { calls += 's'; }));
+    loop.Add(r);
+    return r;
+  };
+  const auto calls_of = [&](const auto& action) {
+    calls.clear();
+    action();
+    return calls;
+  };
+  const Request first = request(2), second = request(3), third = request(100);
+  ASSERT_TRUE(*loop->Step());
+  for (const Request& r : {first, second, third}) r.mailbox->Take();
+  EXPECT_EQ(calls_of([&] { ASSERT_TRUE(*loop->Step()); }), "mmmsss");
+  // What is not taken needs no further mark.
+  for (const Request& r : {second, third}) r.mailbox->Take();
+  EXPECT_EQ(calls_of([&] { ASSERT_TRUE(*loop->Step()); }), "mmss");
+  third.mailbox->Take();
+  EXPECT_EQ(calls_of([&] { loop->Cancel(3, CancelCause::kClient); }), "ms");
+}
+
 TEST(EngineLoop, AStopEndsTheSequenceInItsOwnStep) {
   const Tokenizer tokenizer = *Tokenizer::Load(kModel / "tokenizer.json");
   const std::vector<int32_t> answer =

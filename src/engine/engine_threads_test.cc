@@ -184,9 +184,10 @@ TEST(EngineThreads, ADeadExecutorIsToldToEverybody) {
   EXPECT_TRUE(engine->Statistics().dead);
 }
 
-TEST(Mailbox, WakesWhenItStopsBeingEmpty) {
+TEST(Mailbox, MarksItsWakeWhenItStopsBeingEmptyAndLeavesTheSignalToTheEngine) {
   int wakes = 0;
-  Mailbox mailbox([&] { ++wakes; });
+  int signals = 0;
+  Mailbox mailbox(Wake([&] { ++wakes; }, [&] { ++signals; }));
   EXPECT_TRUE(mailbox.Take().empty());
   EXPECT_TRUE(mailbox.Put({.choice = 1, .content = "a"}));
   EXPECT_TRUE(mailbox.Put({.choice = 0, .content = "x"}));
@@ -197,6 +198,9 @@ TEST(Mailbox, WakesWhenItStopsBeingEmpty) {
   EXPECT_EQ(events[0].content, "ab");
   EXPECT_TRUE(mailbox.Put({.content = "y"}));
   EXPECT_EQ(wakes, 2);
+  EXPECT_EQ(signals, 0);
+  mailbox.Signal();
+  EXPECT_EQ(signals, 1);
   EXPECT_TRUE(mailbox.WaitAndTake(EngineClock::now()).size() == 1);
   EXPECT_TRUE(mailbox.WaitAndTake(EngineClock::now()).empty());
 }

@@ -45,7 +45,7 @@ bool Mailbox::Put(OutputEvent event) {
   }
   if (was_empty) {
     filled_.notify_one();
-    if (wake_) wake_();
+    wake_.Mark();
   }
   return true;
 }

@@ -4,11 +4,11 @@
 
 #include <condition_variable>
 #include <cstdint>
-#include <functional>
 #include <mutex>
 #include <optional>
 #include <vector>
 
+#include "base/wake.h"
 #include "engine/output.h"
 
 namespace halfbyte {
@@ -18,9 +18,9 @@ class Mailbox {
   static constexpr int64_t kMaxBytes = int64_t{1} << 20;
   static constexpr int64_t kMaxEvents = 8192;
 
-  // `wake` is called from the engine's thread whenever the mailbox stops being empty: it must
-  // return at once (post to an executor, notify a condition) and not call the engine. May be null.
-  explicit Mailbox(std::function<void()> wake = nullptr) : wake_(std::move(wake)) {}
+  // `wake` is for who does not wait in WaitAndTake: marked whenever the mailbox stops being empty,
+  // signalled when the engine has put all that it has for now. Must not call the engine.
+  explicit Mailbox(Wake wake = {}) : wake_(std::move(wake)) {}
 
   // Everything that waits, joined into one event for each choice, in the order of their first ones.
   std::vector<OutputEvent> Take();
@@ -33,9 +33,11 @@ class Mailbox {
   // Engine side. False when the limits are reached; the event is dropped then. An empty mailbox
   // takes an event of any size, and the end of a choice is always told.
   bool Put(OutputEvent event);
+  // After one or more Puts, of this mailbox or others.
+  void Signal() const { wake_.Signal(); }
 
  private:
-  const std::function<void()> wake_;
+  const Wake wake_;
   std::mutex mutex_;
   std::condition_variable filled_;
   std::vector<OutputEvent> events_;

@@ -12,7 +12,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <functional>
 #include <initializer_list>
 #include <memory>
 #include <optional>
@@ -20,6 +19,8 @@
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "base/wake.h"
 
 namespace halfbyte {
 
@@ -100,10 +101,6 @@ class HttpReply {
   virtual Output Poll() = 0;
 };
 
-// Asks for a Poll soon. From any thread, cheap, any number of times, also when the reply, the
-// connection or the server is gone: it does nothing then.
-using Wake = std::function<void()>;
-
 // Why the transport refuses a request or a connection.
 struct HttpFault {
   // 400 "bad_request" (not HTTP, ambiguous length, ...), 408 "request_timeout",
@@ -124,7 +121,7 @@ class HttpHandler {
   virtual std::optional<HttpResponse> CheckHead(const HttpRequest& head) = 0;
 
   // Quick: what takes longer than a fraction of a millisecond goes to a pool, which wakes the
-  // reply. Never null.
+  // reply: `wake` asks for a Poll soon. Never null.
   virtual std::unique_ptr<HttpReply> Handle(HttpRequest request, Wake wake) = 0;
 
   // The answer to a fault; the connection closes after it. `request` is what could be read of it:

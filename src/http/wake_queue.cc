@@ -5,15 +5,21 @@
 namespace halfbyte {
 
 Wake WakeQueue::MakeWake(std::shared_ptr<Target> target) {
-  return [queue = shared_from_this(), target = std::move(target)] { queue->Push(target); };
+  return Wake([queue = shared_from_this(), target = std::move(target)] { queue->Mark(target); },
+              [queue = shared_from_this()] { queue->Signal(); });
 }
 
-void WakeQueue::Push(const std::shared_ptr<Target>& target) {
+void WakeQueue::Mark(const std::shared_ptr<Target>& target) {
   if (target->waiting.exchange(true)) return;
   const std::lock_guard lock(mutex_);
-  if (!signal_) return;
-  targets_.push_back(target);
-  if (targets_.size() == 1) signal_();
+  if (signal_) targets_.push_back(target);
+}
+
+void WakeQueue::Signal() {
+  const std::lock_guard lock(mutex_);
+  if (!signal_ || targets_.empty() || signalled_) return;
+  signalled_ = true;
+  signal_();
 }
 
 std::vector<std::shared_ptr<WakeQueue::Target>> WakeQueue::Take() {
@@ -21,6 +27,7 @@ std::vector<std::shared_ptr<WakeQueue::Target>> WakeQueue::Take() {
   {
     const std::lock_guard lock(mutex_);
     targets.swap(targets_);
+    signalled_ = false;
   }
   for (const auto& target : targets) target->waiting = false;
   return targets;

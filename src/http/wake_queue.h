@@ -1,6 +1,5 @@
 // Carries wakes from any thread to the thread that owns the connections. Cheap on both sides: a
-// target that waits is not added again, and the owner is signalled only when the queue stops being
-// empty.
+// target that waits is not added again, and the owner is signalled once until it looks.
 #pragma once
 
 #include <atomic>
@@ -34,10 +33,12 @@ class WakeQueue : public std::enable_shared_from_this<WakeQueue> {
   void Close();
 
  private:
-  void Push(const std::shared_ptr<Target>& target);
+  void Mark(const std::shared_ptr<Target>& target);
+  void Signal();
 
   std::mutex mutex_;
   std::function<void()> signal_;
+  bool signalled_ = false;  // since the last Take
   std::vector<std::shared_ptr<Target>> targets_;
 };
 

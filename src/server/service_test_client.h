@@ -46,7 +46,7 @@ class Exchange {
       done_ = true;
       return;
     }
-    reply_ = handler.Handle(std::move(request), [signal = signal_] { signal->Raise(); });
+    reply_ = handler.Handle(std::move(request), Wake([signal = signal_] { signal->Raise(); }));
     Poll();
   }
 
