@@ -16,6 +16,7 @@ namespace {
 // In ticks of the time stamp counter, which runs at 2 to 4 GHz.
 constexpr uint64_t kSpin = 100'000;            // 25 to 50 us
 constexpr uint64_t kSpinCrowded = 4'000;       // 1 to 2 us: somebody may need this processor
+constexpr uint64_t kOffer = 10'000;            // 2 to 5 us
 constexpr uint64_t kTakenAway = 200'000;       // a pause of 50 to 100 us was not ours
 constexpr uint64_t kCrowdedFor = 300'000'000;  // about 100 ms
 constexpr uint64_t kWorthAWake = 15'000;       // 4 to 8 us of work: what waking a thread costs
@@ -50,13 +51,20 @@ bool ThreadPool::Crowded() const {
   return always_crowded_ || __rdtsc() < crowded_until_.load(std::memory_order_relaxed);
 }
 
-// Waits for ready(), at most about `ticks`; whether it came.
+// Waits for ready(), at most about `ticks`; whether it came. Every few microseconds another thread
+// may have the processor: one that was woken here would else wait for milliseconds.
 template <class Ready>
 bool ThreadPool::Spin(uint64_t ticks, const Ready& ready) {
   if (ready()) return true;
   const uint64_t start = __rdtsc();
+  uint64_t offered = start;
   for (uint64_t last = start;;) {
-    _mm_pause();
+    if (last - offered > kOffer) {
+      ::sched_yield();
+      offered = last;
+    } else {
+      _mm_pause();
+    }
     const bool is_ready = ready();
     const uint64_t now = __rdtsc();
     if (now - last > kTakenAway) {
