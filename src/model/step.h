@@ -1,14 +1,13 @@
 // What all layers of one forward call share: which tokens, at which positions, of which sequences.
 #pragma once
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <span>
 #include <vector>
 
+#include "base/await.h"
 #include "checkpoint/model_config.h"
 #include "device/arena.h"
 #include "device/context.h"
@@ -51,11 +50,7 @@ class StoredLayers {
     layers_.notify_all();
   }
   void Await(int64_t layers) const {
-    constexpr int kSpins = 10'000;
-    int64_t stored;
-    for (int i = 0; (stored = layers_.load(std::memory_order_acquire)) < layers; ++i) {
-      i < kSpins ? _mm_pause() : layers_.wait(stored, std::memory_order_acquire);
-    }
+    halfbyte::Await(layers_, [layers](int64_t stored) { return stored >= layers; });
   }
 
  private:

@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "kernels/elementwise/elementwise.h"
 #include "kernels/rms_norm/rms_norm.h"
+#include "model/head_shares.h"
 #include "model/rope_config.h"
 
 namespace halfbyte {
@@ -251,7 +252,9 @@ Result<MatrixView<const float>> Transformer::Forward(KvMemory& memory,
     return logits;
   }
   Lane& all = lanes_[0];
-  HB_RETURN_IF_ERROR(Run(all, MakeStep(all, memory, batch), batch, logits, probe));
+  const Step step = MakeStep(all, memory, batch);
+  HB_ASSIGN_OR_RETURN(const auto x, RunLayers(all, step, batch, probe));
+  head_.Forward(step, x, logits);
   return logits;
 }
 
@@ -272,21 +275,25 @@ void Transformer::RunShares(const KvMemory& memory, std::span<const BatchShare> 
     row += rows.back().rows;
     lanes_[i + 1].stored.Reset();
   }
+  HeadShares heads(head_, shares.size());
   // A share waits for earlier ones only, and those are begun first.
   context_.pool().ParallelFor(std::ssize(shares), /*grain=*/1, [&](int64_t begin, int64_t end) {
     for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
+      heads.Begin(i);
       Lane& lane = lanes_[i + 1];
       Step step = MakeStep(lane, memory, shares[i].items);
       step.stored = &lane.stored;
       if (shares[i].continues) step.before = &lanes_[i].stored;
-      const Status done = Run(lane, step, shares[i].items, rows[i], nullptr);
-      HB_CHECK(done.has_value(), "{}", done.error().message);  // only other ranks can fail
+      const auto x = RunLayers(lane, step, shares[i].items, nullptr);
+      HB_CHECK(x.has_value(), "{}", x.error().message);  // only other ranks can fail
+      heads.Finish(lane.context, i, head_.Prepare(step, *x), rows[i]);
     }
   });
 }
 
-Status Transformer::Run(Lane& lane, const Step& step, std::span<const PlacedItem> batch,
-                        MatrixView<float> logits, LayerProbe* probe) {
+Result<MatrixView<const float>> Transformer::RunLayers(Lane& lane, const Step& step,
+                                                       std::span<const PlacedItem> batch,
+                                                       LayerProbe* probe) {
   lane.arena.Reset();
   const int64_t n = config().hc_streams;
   const auto matrix = [&](int64_t columns) { return lane.arena.Matrix(step.tokens, columns); };
@@ -308,8 +315,8 @@ Status Transformer::Run(Lane& lane, const Step& step, std::span<const PlacedItem
   for (int64_t l = 0; l <= last; ++l) {
     HB_RETURN_IF_ERROR(RunLayer(step, l < last || looked_at ? step : wanted, l, rows, probe));
   }
-  Head(wanted, looked_at ? wanted.Keep(rows.streams) : rows.streams.Rows(0, wanted.tokens), logits);
-  return {};
+  return HeadInput(wanted,
+                   looked_at ? wanted.Keep(rows.streams) : rows.streams.Rows(0, wanted.tokens));
 }
 
 Transformer::BlockRows Transformer::BlockRows::Keep(const Step& step) const {
@@ -364,15 +371,13 @@ Status Transformer::RunLayer(const Step& step, const Step& queries, int64_t inde
   return {};
 }
 
-void Transformer::Head(const Step& step, MatrixView<const float> streams,
-                       MatrixView<float> logits) const {
-  Arena& arena = *step.arena;
-  const Context& context = *step.context;
-  const MatrixView<float> mix = arena.Matrix(step.tokens, config().hc_streams);
-  const MatrixView<float> y = arena.Matrix(step.tokens, config().hidden_size);
-  HcHead(context, head_hc_.view(), streams, rounding_, mix, y);
-  RmsNorm(context, y, norm_.data(), static_cast<float>(config().rms_norm_eps), rounding_, y);
-  head_.Forward(step, y, logits);
+MatrixView<const float> Transformer::HeadInput(const Step& step,
+                                               MatrixView<const float> streams) const {
+  const MatrixView<float> mix = step.arena->Matrix(step.tokens, config().hc_streams);
+  const MatrixView<float> x = step.arena->Matrix(step.tokens, config().hidden_size);
+  HcHead(*step.context, head_hc_.view(), streams, rounding_, mix, x);
+  RmsNorm(*step.context, x, norm_.data(), static_cast<float>(config().rms_norm_eps), rounding_, x);
+  return x;
 }
 
 }  // namespace halfbyte

@@ -10,8 +10,8 @@
 //
 // Threads share out the loops of a step: each reads its part of the weights, and waits for the
 // others at the end of every loop. Where the weights lie in the caches, reading them twice costs
-// less than waiting: there each thread takes its share of the tokens (batch_shares.h) through the
-// whole model alone, if there are enough.
+// less than waiting: there each thread takes its share of the tokens (batch_shares.h) through all
+// layers alone, if there are enough, and helps the others with the last product (head_shares.h).
 #pragma once
 
 #include <deque>
@@ -132,9 +132,10 @@ class Transformer {
   void OpenLanes(int64_t weight_bytes);
   std::vector<int64_t> LayerBytes() const;
   Status CheckBatch(std::span<const PlacedItem> batch) const;
-  // The forward pass of `batch` in a lane, into its rows of logits.
-  Status Run(Lane& lane, const Step& step, std::span<const PlacedItem> batch,
-             MatrixView<float> logits, LayerProbe* probe);
+  // The forward pass of `batch` in a lane, up to what meets the head: rows of the tokens that get
+  // logits.
+  Result<MatrixView<const float>> RunLayers(Lane& lane, const Step& step,
+                                            std::span<const PlacedItem> batch, LayerProbe* probe);
   int ThreadsToShare();
   void RunShares(const KvMemory& memory, std::span<const BatchShare> shares,
                  MatrixView<float> logits);
@@ -157,7 +158,7 @@ class Transformer {
   // `queries` only (see AttentionBlock::Forward).
   Status RunLayer(const Step& step, const Step& queries, int64_t index, const BlockRows& rows,
                   LayerProbe* probe);
-  void Head(const Step& step, MatrixView<const float> streams, MatrixView<float> logits) const;
+  MatrixView<const float> HeadInput(const Step& step, MatrixView<const float> streams) const;
 
   ModelCheckpoint checkpoint_;
   const TransformerOptions options_;

@@ -71,6 +71,24 @@ int64_t PanelsOfGroup(const PackedProduct& product, int64_t groups) {
   return (product.w->rows / groups + kPanelRows - 1) / kPanelRows;
 }
 
+const PackedKernel& KernelOf(const PackedMatrix& w, CpuIsa isa) {
+  return BestPackedKernel(Bf16ArithmeticOf(w.format), isa);
+}
+
+// Rows of one group side by side.
+void PrepareGroups(const Context& context, MatrixView<const float> x, int64_t groups,
+                   const PackedKernel& kernel, std::byte* operands) {
+  const int64_t columns = x.columns / groups;
+  const int64_t row_bytes = OperandRowBytes(kernel.format, columns);
+  const int64_t grain = std::max<int64_t>(1, kMinPreparation / std::max<int64_t>(1, columns));
+  context.pool().ParallelFor(groups * x.rows, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const float* row = x.row(i % x.rows) + i / x.rows * columns;
+      PrepareRow(kernel, row, columns, operands + i * row_bytes);
+    }
+  });
+}
+
 // Panels [begin, end) of a product, which are numbered through its groups.
 void MultiplyPanels(const PackedProduct& product, const PackedKernel& kernel, int64_t groups,
                     const std::byte* operands, int64_t begin, int64_t end) {
@@ -166,7 +184,7 @@ void PackedLinear(const Context& context, MatrixView<const float> x, int64_t gro
                   std::span<const PackedProduct> products, std::byte* operands) {
   if (products.empty()) return;
   const auto kernel_of = [&](const PackedProduct& product) -> const PackedKernel& {
-    return BestPackedKernel(Bf16ArithmeticOf(product.w->format), context.isa());
+    return KernelOf(*product.w, context.isa());
   };
   const PackedKernel& first_kernel = kernel_of(products[0]);
   const int64_t columns = products[0].w->columns;
@@ -181,16 +199,7 @@ void PackedLinear(const Context& context, MatrixView<const float> x, int64_t gro
              first_kernel.name, kernel_of(product).name);
     panels += groups * PanelsOfGroup(product, groups);
   }
-  const int64_t row_bytes = OperandRowBytes(first_kernel.format, columns);
-  // Rows of one group side by side.
-  context.pool().ParallelFor(groups * x.rows,
-                             std::max<int64_t>(1, kMinPreparation / std::max<int64_t>(1, columns)),
-                             [&](int64_t begin, int64_t end) {
-                               for (int64_t i = begin; i < end; ++i) {
-                                 const float* row = x.row(i % x.rows) + i / x.rows * columns;
-                                 PrepareRow(first_kernel, row, columns, operands + i * row_bytes);
-                               }
-                             });
+  PrepareGroups(context, x, groups, first_kernel, operands);
   const int64_t panel_work = std::max<int64_t>(1, x.rows * columns * kPanelRows);
   const int64_t grain = std::max((kMinPiece + panel_work - 1) / panel_work,
                                  panels / (kPiecesPerThread * context.pool().threads()));
@@ -206,6 +215,19 @@ void PackedLinear(const Context& context, MatrixView<const float> x, int64_t gro
       if (end <= 0) break;
     }
   });
+}
+
+void PrepareOperands(const Context& context, MatrixView<const float> x, const PackedMatrix& w,
+                     std::byte* operands) {
+  HB_CHECK(x.columns == w.columns, "x [{}, {}], w [{}, {}]", x.rows, x.columns, w.rows, w.columns);
+  PrepareGroups(context, x, /*groups=*/1, KernelOf(w, context.isa()), operands);
+}
+
+void PackedLinearColumns(const Context& context, const PackedProduct& product,
+                         const std::byte* operands, int64_t begin, int64_t end) {
+  PackedLinearRange(KernelOf(*product.w, context.isa()), *product.w, operands, begin, end,
+                    product.y);
+  Finish(product, begin, end);
 }
 
 }  // namespace halfbyte
