@@ -2,10 +2,11 @@
 //
 // Nobody waits for a thread that does not run: a loop ends when its pieces are done, whether a
 // worker came in time or not. Workers spin for 25 to 50 microseconds after a loop, so that short
-// loops in a row start quickly, and then sleep. A thread that finds it was taken off its processor
-// while spinning marks the machine as crowded for about a tenth of a second: nobody spins meanwhile
-// and short loops wake nobody, but for those of one item a thread. A pool of more threads than
-// AvailableProcessors() is always crowded. Threads are not bound to processors; the program may.
+// loops in a row start quickly, and then sleep. Who spins lets other threads have the processor
+// every few microseconds; if one kept it for long, that marks the machine as crowded for about a
+// tenth of a second: nobody spins meanwhile and short loops wake nobody, but for those of one item
+// a thread. A pool of more threads than AvailableProcessors() is always crowded. Threads are not
+// bound to processors; the program may.
 #pragma once
 
 #include <atomic>

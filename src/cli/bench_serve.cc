@@ -74,7 +74,7 @@ void AddLoadFlags(CLI::App& command, ServeBenchOptions& options) {
       ->delimiter(',')
       ->capture_default_str()
       ->check(CLI::Range(1, 16384));
-  command.add_option("--requests", options.requests, "Of each load (default: four per client)")
+  command.add_option("--requests", options.requests, "Of each load (default: eight per client)")
       ->check(positive);
   command.add_option("--max-tokens", options.max_tokens, "Of each answer")
       ->capture_default_str()

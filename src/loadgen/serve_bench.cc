@@ -140,7 +140,7 @@ Result<ServeBenchReport> BenchServe(const ServeBenchOptions& options) {
   for (const int concurrency : options.concurrency) {
     ServeBenchRow& row = report.rows.emplace_back(ServeBenchRow{.concurrency = concurrency});
     load.concurrency = concurrency;
-    load.count = options.requests > 0 ? options.requests : std::max(16, 4 * concurrency);
+    load.count = options.requests > 0 ? options.requests : std::max(32, 8 * concurrency);
     HB_ASSIGN_OR_RETURN(row.idle, ReadIdleMetrics(options, row.before));
     HB_ASSIGN_OR_RETURN(row.load, RunLoad(load));
     HB_ASSIGN_OR_RETURN(row.idle, ReadIdleMetrics(options, row.after));

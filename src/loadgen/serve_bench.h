@@ -19,9 +19,9 @@ struct ServeBenchOptions {
   std::string key;  // of the API; empty: none
 
   std::vector<int> concurrency = {1, 8, 32};  // one load after another
-  int64_t requests = 0;                       // of each load; 0: four per client, at least 16
+  int64_t requests = 0;                       // of each load; 0: eight per client, at least 32
   std::string text;  // where the prompts are cut from, again and again if it is short
-  int64_t prompt_tokens = 64;
+  int64_t prompt_tokens = 32;
   int64_t prompts = 8;  // different ones
   int64_t max_tokens = 128;
   bool ignore_eos = true;  // every answer has max_tokens
