@@ -22,8 +22,8 @@ float Value(const Checkpoint& checkpoint, const char* name) {
   return tensor == nullptr ? -1 : tensor->View().Load<float>(0);
 }
 
-void ExpectRefused(const std::filesystem::path& directory,
-                   std::initializer_list<const char*> words) {
+void ExpectNotOpened(const std::filesystem::path& directory,
+                     std::initializer_list<const char*> words) {
   const auto checkpoint = Checkpoint::Open(directory);
   ASSERT_FALSE(checkpoint) << "was opened";
   for (const char* word : words) {
@@ -82,21 +82,21 @@ TEST(Checkpoint, RefusesANameInTwoFilesWithoutIndex) {
   const TempDir dir;
   WriteSafetensors(dir.path() / "a.safetensors", {Number("w", 1)});
   WriteSafetensors(dir.path() / "b.safetensors", {Number("w", 2)});
-  ExpectRefused(dir.path(), {"w:", "a.safetensors", "b.safetensors", "no index"});
+  ExpectNotOpened(dir.path(), {"w:", "a.safetensors", "b.safetensors", "no index"});
 }
 
 TEST(Checkpoint, ListsAllMissingShardsAtOnce) {
   const TempDir dir;
   WriteSafetensors(dir.path() / "b.safetensors", {Number("b", 1)});
   WriteIndex(dir.path(), {{"a", "a.safetensors"}, {"b", "b.safetensors"}, {"c", "c.safetensors"}});
-  ExpectRefused(dir.path(), {"a.safetensors: missing shard", "c.safetensors: missing shard"});
+  ExpectNotOpened(dir.path(), {"a.safetensors: missing shard", "c.safetensors: missing shard"});
 }
 
 TEST(Checkpoint, RefusesAShardWithoutTheTensorTheIndexPromises) {
   const TempDir dir;
   WriteSafetensors(dir.path() / "a.safetensors", {Number("a", 1)});
   WriteIndex(dir.path(), {{"a", "a.safetensors"}, {"b", "a.safetensors"}});
-  ExpectRefused(dir.path(), {"b: missing", "a.safetensors"});
+  ExpectNotOpened(dir.path(), {"b: missing", "a.safetensors"});
 }
 
 TEST(Checkpoint, RefusesIndexPathsOutsideTheDirectory) {
@@ -108,7 +108,7 @@ TEST(Checkpoint, RefusesIndexPathsOutsideTheDirectory) {
         std::string("x/../../evil.safetensors"), std::string()}) {
     std::filesystem::create_directories(inside);
     WriteIndex(inside, {{"a", name}});
-    ExpectRefused(inside, {"outside the model's directory"});
+    ExpectNotOpened(inside, {"outside the model's directory"});
   }
 }
 
@@ -118,7 +118,7 @@ TEST(Checkpoint, RefusesATruncatedShardByName) {
   bytes.pop_back();
   test::WriteBytes(dir.path() / "a.safetensors", bytes);
   WriteIndex(dir.path(), {{"a", "a.safetensors"}, {"b", "a.safetensors"}});
-  ExpectRefused(dir.path(), {"a.safetensors: truncated"});
+  ExpectNotOpened(dir.path(), {"a.safetensors: truncated"});
 }
 
 TEST(Checkpoint, RefusesBrokenIndexes) {
@@ -126,21 +126,21 @@ TEST(Checkpoint, RefusesBrokenIndexes) {
   WriteSafetensors(dir.path() / "a.safetensors", {Number("a", 1)});
   const std::filesystem::path index = dir.path() / "model.safetensors.index.json";
   test::WriteBytes(index, "{\"weight_map\":");
-  ExpectRefused(dir.path(), {"index.json", "not valid JSON"});
+  ExpectNotOpened(dir.path(), {"index.json", "not valid JSON"});
   test::WriteBytes(index, "{}");
-  ExpectRefused(dir.path(), {"weight_map"});
+  ExpectNotOpened(dir.path(), {"weight_map"});
   test::WriteBytes(index, R"({"weight_map":{"a":3}})");
-  ExpectRefused(dir.path(), {"a", "not a file name"});
+  ExpectNotOpened(dir.path(), {"a", "not a file name"});
   test::WriteBytes(index, R"({"weight_map":{"a":"a.safetensors","a":"b.safetensors"}})");
-  ExpectRefused(dir.path(), {"tensor a twice"});
+  ExpectNotOpened(dir.path(), {"tensor a twice"});
   test::WriteBytes(index, R"({"weight_map":{}})");
-  ExpectRefused(dir.path(), {"empty"});
+  ExpectNotOpened(dir.path(), {"empty"});
 }
 
 TEST(Checkpoint, RefusesDirectoriesWithoutAModel) {
   const TempDir dir;
-  ExpectRefused(dir.path(), {"no *.safetensors file"});
-  ExpectRefused(dir.path() / "absent", {"not a directory"});
+  ExpectNotOpened(dir.path(), {"no *.safetensors file"});
+  ExpectNotOpened(dir.path() / "absent", {"not a directory"});
 }
 
 }  // namespace

@@ -28,6 +28,10 @@ namespace halfbyte::test {
 
 namespace fs = std::filesystem;
 
+constexpr StoredFormat kMx = StoredFormat::kDeepSeekMxfp4;
+constexpr StoredFormat kNv = StoredFormat::kModelOptNvfp4;
+constexpr StoredFormat kCt = StoredFormat::kCtNvfp4;
+
 // A directory of its own for each test, removed at the end.
 class TempDir {
  public:

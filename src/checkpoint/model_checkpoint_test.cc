@@ -9,6 +9,9 @@ namespace {
 
 using test::EncodeMatrix;
 using test::ExactMatrix;
+using test::kCt;
+using test::kMx;
+using test::kNv;
 using test::MakeScalar;
 using test::MakeTensor;
 using test::Remove;
@@ -192,10 +195,6 @@ TEST_P(ModelCheckpointRefuses, ByName) {  // R104
     EXPECT_NE(model.error().message.find(word), std::string::npos) << model.error().message;
   }
 }
-
-constexpr StoredFormat kMx = StoredFormat::kDeepSeekMxfp4;
-constexpr StoredFormat kNv = StoredFormat::kModelOptNvfp4;
-constexpr StoredFormat kCt = StoredFormat::kCtNvfp4;
 
 const Fault kFaults[] = {
 

@@ -9,6 +9,9 @@
 namespace halfbyte {
 namespace {
 
+using test::kCt;
+using test::kMx;
+using test::kNv;
 using test::MakeScalar;
 using test::MakeTensor;
 using test::TempDir;
@@ -18,9 +21,6 @@ using test::TinyConfig;
 using test::TinyModel;
 using test::WriteModel;
 
-constexpr StoredFormat kMx = StoredFormat::kDeepSeekMxfp4;
-constexpr StoredFormat kNv = StoredFormat::kModelOptNvfp4;
-constexpr StoredFormat kCt = StoredFormat::kCtNvfp4;
 constexpr char kExpert[] = "layers.1.ffn.experts.2.w1";
 
 std::vector<TestTensor> Model(StoredFormat experts) {

@@ -8,13 +8,11 @@
 #include <string>
 #include <vector>
 
+#include "text/text_test_tokenizer.h"
 #include "text/utf8.h"
 
 namespace halfbyte {
 namespace {
-
-const std::filesystem::path kModel =
-    std::filesystem::path(HALFBYTE_SOURCE_DIR) / "models/tiny-v4-nvfp4";
 
 class ChoiceOutputTest : public testing::Test {
  protected:
@@ -42,7 +40,7 @@ class ChoiceOutputTest : public testing::Test {
     return all;
   }
 
-  const Tokenizer tokenizer_ = *Tokenizer::Load(kModel / "tokenizer.json");
+  const Tokenizer& tokenizer_ = TestTokenizer();
   const std::vector<int32_t> eos_ = {1};
   Request request_{.max_tokens = 1000};
 };

@@ -7,12 +7,10 @@
 
 #include "engine/engine_test_requests.h"
 #include "engine/logprobs.h"
+#include "text/text_test_tokenizer.h"
 
 namespace halfbyte {
 namespace {
-
-const std::filesystem::path kModel =
-    std::filesystem::path(HALFBYTE_SOURCE_DIR) / "models/tiny-v4-nvfp4";
 
 class Loop {
  public:
@@ -107,7 +105,7 @@ TEST(EngineLoop, SignalsWhenAllThatAStepGivesIsMarked) {
 }
 
 TEST(EngineLoop, AStopEndsTheSequenceInItsOwnStep) {
-  const Tokenizer tokenizer = *Tokenizer::Load(kModel / "tokenizer.json");
+  const Tokenizer& tokenizer = TestTokenizer();
   const std::vector<int32_t> answer =
       *tokenizer.Encode("The answer is here. And more.", ControlTokens::kAsText);
   Loop loop(
@@ -306,7 +304,7 @@ TEST(EngineLoop, TellsTheObserver) {
 }
 
 TEST(EngineLoop, TellsWhatMarkupItKeptOut) {
-  const Tokenizer tokenizer = *Tokenizer::Load(kModel / "tokenizer.json");
+  const Tokenizer& tokenizer = TestTokenizer();
   Observer observer;
   Loop loop({.limits = FakeLimits(2, 8), .script = CountUp}, &observer, &tokenizer);
   Request request = IdsRequest({*tokenizer.IdOf("<think>") - 1}, 4);

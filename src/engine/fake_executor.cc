@@ -155,17 +155,22 @@ void FakeExecutor::MoveTail(const TailMove& move, bool restore) {
 
 Result<uint64_t> FakeExecutor::HashWindow(const SequencePages& pages, int64_t position,
                                           uint64_t Row::*part) const {
+  // Tests spend much of their time here: page by page, and a sum whose terms wait for no other.
   uint64_t hash = 0;
-  for (int64_t p = std::max<int64_t>(0, position - options_.limits.window + 1); p <= position;
-       ++p) {
-    const int32_t page = pages.window_pages[static_cast<size_t>(p / kWindowPageTokens)];
+  int64_t p = std::max<int64_t>(0, position - options_.limits.window + 1);
+  while (p <= position) {
+    const int64_t index = p / kWindowPageTokens;
+    const int64_t end = std::min(position + 1, (index + 1) * kWindowPageTokens);
+    const int32_t page = pages.window_pages[static_cast<size_t>(index)];
     const Row* row =
         page < 0 ? nullptr
                  : &window_[static_cast<size_t>(page * kWindowPageTokens + p % kWindowPageTokens)];
-    if (row == nullptr || row->position != p) {
-      return MakeError("fake: position {} reads window row {}, which is not there", position, p);
+    for (; p < end; ++p, ++row) {
+      if (row == nullptr || row->position != p) {
+        return MakeError("fake: position {} reads window row {}, which is not there", position, p);
+      }
+      hash += Mix(static_cast<uint64_t>(p), row->*part);
     }
-    hash = Mix(hash, row->*part);
   }
   return hash;
 }

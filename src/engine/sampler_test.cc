@@ -15,7 +15,7 @@
 namespace halfbyte {
 namespace {
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // server.md §1.8 word by word, without any shortcut.
 struct Reference {
@@ -84,7 +84,7 @@ TEST(Sampler, TemperatureZeroTakesTheLowestIdAmongTheBest) {
   const SamplingParams greedy = {.temperature = 0};
   EXPECT_EQ(*Sample(std::vector<float>{1, 3, 3, 2}, greedy, 0, 0), 1);
   EXPECT_EQ(*Sample(std::vector<float>{-5}, greedy, 9, 3), 0);
-  EXPECT_EQ(*Sample(std::vector<float>{-kInf, -3e38f, -kInf}, greedy, 0, 0), 1);
+  EXPECT_EQ(*Sample(std::vector<float>{-kInfinity, -3e38f, -kInfinity}, greedy, 0, 0), 1);
   EXPECT_EQ(*Sample(std::vector<float>{-0.0f, 0.0f}, greedy, 0, 0), 0);
 }
 
@@ -93,7 +93,7 @@ TEST(Sampler, RefusesLogitsThatAreNotNumbers) {
   for (const double temperature : {0.0, 1.0}) {
     const SamplingParams params = {.temperature = temperature};
     for (const auto& logits : std::vector<std::vector<float>>{
-             {}, {nan}, {1, nan, 2}, {1, 2, nan}, {kInf, 1}, {-kInf, -kInf}}) {
+             {}, {nan}, {1, nan, 2}, {1, 2, nan}, {kInfinity, 1}, {-kInfinity, -kInfinity}}) {
       const auto result = Sample(logits, params, 0, 0);
       ASSERT_FALSE(result);
       EXPECT_EQ(result.error().message.rfind("nonfinite_logits: ", 0), 0u);
@@ -155,7 +155,7 @@ TEST(Sampler, KeepsTheLowestIdsWhereAFilterCutsThroughATie) {
 }
 
 TEST(Sampler, NeverDrawsAMaskedTokenAtAnyTemperature) {
-  const std::vector<float> logits = {-kInf, 1, -kInf, 1.5, -kInf};
+  const std::vector<float> logits = {-kInfinity, 1, -kInfinity, 1.5, -kInfinity};
   for (const double temperature : {1e-300, 0.01, 1.0, 2.0}) {
     for (uint32_t output = 0; output < 500; ++output) {
       const int token = *Sample(logits, {.temperature = temperature}, output, 0);

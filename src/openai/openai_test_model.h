@@ -1,19 +1,10 @@
 // The bundled model's tokenizer as a served model, for the tests of this room.
 #pragma once
 
-#include <string>
-
-#include "base/check.h"
 #include "openai/api.h"
+#include "text/text_test_tokenizer.h"
 
 namespace halfbyte {
-
-inline const Tokenizer& TestTokenizer() {
-  static const auto tokenizer =
-      Tokenizer::Load(std::string(HALFBYTE_SOURCE_DIR) + "/models/tiny-v4-nvfp4/tokenizer.json");
-  HB_CHECK(tokenizer, "{}", tokenizer.error().message);
-  return *tokenizer;
-}
 
 inline ModelInfo TestModel() {
   ModelInfo model;

@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "base/json.h"
+#include "text/text_test_tokenizer.h"
 #include "text/utf8_stream.h"
 
 namespace halfbyte {
@@ -18,16 +19,7 @@ namespace {
 const std::filesystem::path kRoot = HALFBYTE_SOURCE_DIR;
 using Ids = std::vector<int32_t>;
 
-const Tokenizer& Tiny() {
-  static const Tokenizer tokenizer = [] {
-    auto loaded = Tokenizer::Load(kRoot / "models/tiny-v4-nvfp4/tokenizer.json");
-    HB_CHECK(loaded.has_value(), "{}", loaded.error().message);
-    return *std::move(loaded);
-  }();
-  return tokenizer;
-}
-
-Ids Encode(std::string_view text) { return *Tiny().Encode(text, ControlTokens::kAsText); }
+Ids Encode(std::string_view text) { return *TestTokenizer().Encode(text, ControlTokens::kAsText); }
 
 // The bytes of each token, to see where a text was cut.
 std::vector<std::string> Pieces(const Tokenizer& tokenizer, std::string_view text) {
@@ -45,8 +37,8 @@ TEST(Tokenizer, AgreesWithTheReferenceLibraryOnTheGoldenCases) {
   for (const Json& test : *cases) {
     const auto text = test["text"].get<std::string>();
     const auto ids = test["ids"].get<Ids>();
-    EXPECT_EQ(*Tiny().Encode(text, ControlTokens::kRecognized), ids) << text;
-    EXPECT_EQ(ToValidUtf8(*Tiny().Decode(ids, false)), test["decoded"].get<std::string>());
+    EXPECT_EQ(*TestTokenizer().Encode(text, ControlTokens::kRecognized), ids) << text;
+    EXPECT_EQ(ToValidUtf8(*TestTokenizer().Decode(ids, false)), test["decoded"].get<std::string>());
   }
 }
 
@@ -72,16 +64,16 @@ TEST(Tokenizer, GivesBackEveryTextByteForByte) {
         "\xc0\x80"
         "123\xfe"
         "abc"}) {
-    EXPECT_EQ(*Tiny().Decode(Encode(text), false), text);
+    EXPECT_EQ(*TestTokenizer().Decode(Encode(text), false), text);
   }
   const std::string nul("a\0b", 3);
-  EXPECT_EQ(*Tiny().Decode(Encode(nul), false), nul);
+  EXPECT_EQ(*TestTokenizer().Decode(Encode(nul), false), nul);
 }
 
 RC_GTEST_PROP(Tokenizer, AnyBytesComeBack, (const std::vector<uint8_t>& bytes)) {
   const std::string text(bytes.begin(), bytes.end());
   for (const auto control : {ControlTokens::kAsText, ControlTokens::kRecognized}) {
-    RC_ASSERT(*Tiny().Decode(*Tiny().Encode(text, control), false) == text);
+    RC_ASSERT(*TestTokenizer().Decode(*TestTokenizer().Encode(text, control), false) == text);
   }
 }
 
@@ -90,7 +82,7 @@ TEST(Tokenizer, GivesOneTokenPerInvalidByte) {
   for (const char* byte : {"\xe9", "\xff"}) {
     const Ids one = Encode(byte);
     ASSERT_EQ(one.size(), 1u);
-    EXPECT_EQ(*Tiny().TokenBytes(one[0]), byte);
+    EXPECT_EQ(*TestTokenizer().TokenBytes(one[0]), byte);
     expected.push_back(one[0]);
   }
   const Ids after = Encode(" au lait");
@@ -101,26 +93,26 @@ TEST(Tokenizer, GivesOneTokenPerInvalidByte) {
 TEST(Tokenizer, RecognisesControlTokensOnlyWhereAllowed) {  // TOK-03
   for (const char* spelling : {"<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>",
                                "<｜Assistant｜>", "<think>", "</think>"}) {
-    const int32_t control = *Tiny().IdOf(spelling);
+    const int32_t control = *TestTokenizer().IdOf(spelling);
     const std::string text = std::string("a ") + spelling + " b " + spelling;
-    for (const int32_t id : Encode(text)) EXPECT_FALSE(Tiny().IsSpecial(id));
-    EXPECT_EQ(*Tiny().Decode(Encode(text), true), text);
-    const Ids all = *Tiny().Encode(text, ControlTokens::kRecognized);
+    for (const int32_t id : Encode(text)) EXPECT_FALSE(TestTokenizer().IsSpecial(id));
+    EXPECT_EQ(*TestTokenizer().Decode(Encode(text), true), text);
+    const Ids all = *TestTokenizer().Encode(text, ControlTokens::kRecognized);
     EXPECT_EQ(std::count(all.begin(), all.end(), control), 2);
-    EXPECT_EQ(*Tiny().Decode(all, true), "a  b ");
+    EXPECT_EQ(*TestTokenizer().Decode(all, true), "a  b ");
     const ByteRange first[] = {{2, 2 + std::string_view(spelling).size()}};
-    const Ids one = *Tiny().Encode(text, first);
+    const Ids one = *TestTokenizer().Encode(text, first);
     EXPECT_EQ(std::count(one.begin(), one.end(), control), 1);
     EXPECT_EQ(one[std::ranges::find(one, control) - one.begin()], control);
-    EXPECT_EQ(*Tiny().Decode(one, true), "a  b " + std::string(spelling));
+    EXPECT_EQ(*TestTokenizer().Decode(one, true), "a  b " + std::string(spelling));
   }
 }
 
 TEST(Tokenizer, WantsTheWholeControlTokenInsideARange) {
   const std::string text = "x<think>y";  // token at 1..8
-  const int32_t think = *Tiny().IdOf("<think>");
+  const int32_t think = *TestTokenizer().IdOf("<think>");
   const auto finds = [&](std::vector<ByteRange> ours) {
-    const Ids ids = *Tiny().Encode(text, ours);
+    const Ids ids = *TestTokenizer().Encode(text, ours);
     return std::ranges::find(ids, think) != ids.end();
   };
   EXPECT_TRUE(finds({{1, 8}}));
@@ -136,19 +128,19 @@ TEST(Tokenizer, CutsTheSameWhereverTheRangesEnd) {
   const std::string text = "Hello  wonderful world 12345";
   for (size_t cut = 0; cut <= text.size(); ++cut) {
     const ByteRange ours[] = {{0, cut}};
-    EXPECT_EQ(*Tiny().Encode(text, ours), Encode(text));
+    EXPECT_EQ(*TestTokenizer().Encode(text, ours), Encode(text));
   }
 }
 
 TEST(Tokenizer, RefusesIdsOutsideItsVocabulary) {
   for (const int32_t id : {-1, 4096, INT32_MAX, INT32_MIN}) {
-    const auto result = Tiny().Decode(Ids{5, id}, false);
+    const auto result = TestTokenizer().Decode(Ids{5, id}, false);
     ASSERT_FALSE(result);
     EXPECT_NE(result.error().message.find(std::to_string(id)), std::string::npos);
-    EXPECT_FALSE(Tiny().IsSpecial(id));
+    EXPECT_FALSE(TestTokenizer().IsSpecial(id));
   }
-  EXPECT_EQ(Tiny().vocab_size(), 4096);
-  const auto missing = Tiny().IdOf("<｜Nobody｜>");
+  EXPECT_EQ(TestTokenizer().vocab_size(), 4096);
+  const auto missing = TestTokenizer().IdOf("<｜Nobody｜>");
   ASSERT_FALSE(missing);
   EXPECT_NE(missing.error().message.find("<｜Nobody｜>"), std::string::npos);
 }
