@@ -77,7 +77,7 @@ TEST(Safetensors, RefusesHeadersThatAreNoJsonObject) {
   ExpectRefused(RawSafetensors("{} {}", ""), {"not valid JSON"});
   ExpectRefused(RawSafetensors("{\"\xff\":1}", ""), {"not valid JSON"});
   ExpectRefused(RawSafetensors("{\"w\":5}", ""), {"w", "not a JSON object"});
-  ExpectRefused(RawSafetensors("{" + std::string(5000, '['), ""), {"not valid JSON"});
+  ExpectRefused(RawSafetensors(std::string("{").append(5000, '['), ""), {"not valid JSON"});
 }
 
 TEST(Safetensors, RefusesDataCutByBytesAndNamesBothSizes) {
