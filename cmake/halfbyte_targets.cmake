@@ -27,16 +27,18 @@ function(halfbyte_library name)
   target_link_libraries(${name} ${scope} ${arg_DEPS})
 endfunction()
 
-# halfbyte_test(NAME SOURCES a_test.cc ... DEPS room ... [LABEL fast|slow|gpu [heavy] [threads]])
+# halfbyte_test(NAME SOURCES a_test.cc ... DEPS room ... [LABEL fast|slow|gpu [heavy] [threads]]
+#               [COST seconds])
 # A GoogleTest program; one CTest test of the same name. Tests find small data of the repository
 # under the path HALFBYTE_SOURCE_DIR. Labels: slow takes over ten seconds; heavy is too slow under
 # the address sanitizer and is left out there; threads is what the tsan preset builds and runs (all
-# of them: target threads_tests).
+# of them: target threads_tests). COST is about what it takes under a sanitizer, if that is long:
+# ctest starts such tests first, so that none of them runs on alone at the end.
 function(halfbyte_test name)
   if(NOT BUILD_TESTING)
     return()
   endif()
-  cmake_parse_arguments(arg "" "" "SOURCES;DEPS;LABEL" ${ARGN})
+  cmake_parse_arguments(arg "" "COST" "SOURCES;DEPS;LABEL" ${ARGN})
   if(NOT arg_LABEL)
     set(arg_LABEL fast)
   endif()
@@ -48,6 +50,9 @@ function(halfbyte_test name)
   endif()
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES LABELS "${arg_LABEL}")
+  if(arg_COST)
+    set_tests_properties(${name} PROPERTIES COST ${arg_COST})
+  endif()
   if("threads" IN_LIST arg_LABEL)
     if(NOT TARGET threads_tests)
       add_custom_target(threads_tests)

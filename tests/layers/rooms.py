@@ -17,8 +17,8 @@ import sys
 
 SOURCE_SUFFIXES = {".h", ".cc", ".inc", ".cu", ".cuh"}
 PROGRAM_CALLS = {"halfbyte_test", "halfbyte_cuda_test", "halfbyte_bench", "halfbyte_fuzz"}
-KEYWORDS = {"SOURCES", "CUDA_SOURCES", "NO_CUDA_SOURCES", "DEPS", "LABEL", "PRIVATE", "PUBLIC",
-            "INTERFACE"}
+KEYWORDS = {"SOURCES", "CUDA_SOURCES", "NO_CUDA_SOURCES", "DEPS", "LABEL", "COST", "PRIVATE",
+            "PUBLIC", "INTERFACE"}
 
 
 class Target:
