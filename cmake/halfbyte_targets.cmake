@@ -45,8 +45,11 @@ function(halfbyte_test name)
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE ${arg_DEPS} GTest::gtest GTest::gtest_main)
   target_compile_definitions(${name} PRIVATE HALFBYTE_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
-  if(HALFBYTE_SANITIZE)  # compiling the tests takes most of such a run, running them little
+  # Compiling the tests takes most of a first run, running them little.
+  if(HALFBYTE_SANITIZE)
     target_compile_options(${name} PRIVATE -O0)
+  else()
+    target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Og>)
   endif()
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES LABELS "${arg_LABEL}")
