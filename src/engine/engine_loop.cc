@@ -302,7 +302,8 @@ void EngineLoop::Put(Live& live, OutputEvent event, EngineClock::time_point now)
 // Who sends to clients is woken once for all of them: each wake may take the processor from this
 // thread.
 void EngineLoop::SignalFilled() {
-  for (const auto& mailbox : std::exchange(filled_, {})) mailbox->Signal();
+  for (const auto& mailbox : filled_) mailbox->Signal();
+  filled_.clear();
 }
 
 // All choices that go on.

@@ -6,7 +6,7 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
+#include <vector>
 
 #include "model/projection.h"
 #include "tensor/tensor_view.h"
@@ -39,7 +39,7 @@ class HeadShares {
   void Multiply(const Context& context, Share& share) const;
 
   const Projection& head_;
-  std::deque<Share> shares_;
+  std::vector<Share> shares_;
 };
 
 }  // namespace halfbyte

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <deque>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <thread>
 

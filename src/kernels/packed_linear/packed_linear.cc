@@ -89,6 +89,13 @@ void PrepareGroups(const Context& context, MatrixView<const float> x, int64_t gr
   });
 }
 
+// Columns [begin, end) of y, finished; `operands` are the rows of their group.
+void MultiplyColumns(const PackedProduct& product, const PackedKernel& kernel,
+                     const std::byte* operands, int64_t begin, int64_t end) {
+  PackedLinearRange(kernel, *product.w, operands, begin, end, product.y);
+  Finish(product, begin, end);
+}
+
 // Panels [begin, end) of a product, which are numbered through its groups.
 void MultiplyPanels(const PackedProduct& product, const PackedKernel& kernel, int64_t groups,
                     const std::byte* operands, int64_t begin, int64_t end) {
@@ -97,10 +104,8 @@ void MultiplyPanels(const PackedProduct& product, const PackedKernel& kernel, in
   while (begin < end) {
     const int64_t group = begin / panels;
     const int64_t stop = std::min(end, (group + 1) * panels);
-    const int64_t first = begin * kPanelRows;
-    const int64_t last = std::min(stop * kPanelRows, product.w->rows);
-    PackedLinearRange(kernel, *product.w, operands + group * group_bytes, first, last, product.y);
-    Finish(product, first, last);
+    MultiplyColumns(product, kernel, operands + group * group_bytes, begin * kPanelRows,
+                    std::min(stop * kPanelRows, product.w->rows));
     begin = stop;
   }
 }
@@ -225,9 +230,7 @@ void PrepareOperands(const Context& context, MatrixView<const float> x, const Pa
 
 void PackedLinearColumns(const Context& context, const PackedProduct& product,
                          const std::byte* operands, int64_t begin, int64_t end) {
-  PackedLinearRange(KernelOf(*product.w, context.isa()), *product.w, operands, begin, end,
-                    product.y);
-  Finish(product, begin, end);
+  MultiplyColumns(product, KernelOf(*product.w, context.isa()), operands, begin, end);
 }
 
 }  // namespace halfbyte
