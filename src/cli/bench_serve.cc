@@ -74,7 +74,9 @@ void AddLoadFlags(CLI::App& command, ServeBenchOptions& options) {
       ->delimiter(',')
       ->capture_default_str()
       ->check(CLI::Range(1, 16384));
-  command.add_option("--requests", options.requests, "Of each load (default: eight per client)")
+  command
+      .add_option("--requests", options.requests,
+                  "Of each load (default: eight per client, at least 32)")
       ->check(positive);
   command.add_option("--max-tokens", options.max_tokens, "Of each answer")
       ->capture_default_str()

@@ -3,8 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <filesystem>
-
 #include "engine/engine_test_requests.h"
 #include "engine/logprobs.h"
 #include "text/text_test_tokenizer.h"

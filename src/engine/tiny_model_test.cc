@@ -19,7 +19,7 @@
 #include "engine/prompt_logits.h"
 #include "text/chat.h"
 #include "text/model_defaults.h"
-#include "text/tokenizer.h"
+#include "text/text_test_tokenizer.h"
 
 namespace halfbyte {
 namespace {
@@ -56,7 +56,7 @@ std::vector<int32_t> Ids(const TensorView& view, int64_t begin, int64_t count) {
 }
 
 std::string Answer(Transformer& model, const std::string& question) {
-  const Tokenizer tokenizer = *Tokenizer::Load(kBundled / "tokenizer.json");
+  const Tokenizer& tokenizer = TestTokenizer();
   const ModelDefaults defaults = *ReadModelDefaults(kBundled);
   const std::vector<ChatMessage> messages = {{ChatRole::kUser, question, ""}};
   GenerateRequest request;
