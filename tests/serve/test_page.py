@@ -73,6 +73,17 @@ def test_text_is_text_and_settings_reach_the_server(fake, browser):
     assert browser.value("document.querySelectorAll('.message').length") == 0
 
 
+def test_a_question_finds_the_model_that_nobody_asked_for_yet(fake, browser):
+    browser.open(fake.url + "/")
+    browser.until("document.querySelector('#state').dataset.state === 'ready' && model")
+    browser.type("#max_tokens", "5")
+    # A changed key forgets the model; the question comes before the page looks again.
+    browser.value("document.querySelector('#key').dispatchEvent(new Event('change'))")
+    assert browser.value("model") == ""
+    send(browser, "Hello")
+    browser.until(f"{FACTS}.includes('5 tokens')")
+
+
 def test_nothing_in_the_page_makes_markup_of_text():
     page = (SOURCE / "src" / "server" / "page.html").read_text(encoding="utf-8")
     for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(",
