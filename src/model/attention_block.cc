@@ -174,6 +174,7 @@ void AttentionBlock::StoreRows(const Step& step, const Projected& projected) con
                     [&](const SequencePages& pages, CompressorSequence& s) {
                       s.ring = step.cache->AttentionRing(pages, layer_);
                       s.entries = step.cache->CompressedRows(pages, layer_);
+                      s.first_entry = pages.replay_end / kind_.compress_rate;
                     });
   }
   if (indexer_) {
@@ -181,6 +182,7 @@ void AttentionBlock::StoreRows(const Step& step, const Projected& projected) con
                     [&](const SequencePages& pages, CompressorSequence& s) {
                       s.ring = step.cache->IndexerRing(pages, layer_);
                       s.entries = step.cache->IndexRows(pages, layer_);
+                      s.first_entry = pages.replay_end / kind_.compress_rate;
                     });
   }
   if (step.stored != nullptr) step.stored->Advance();
@@ -248,6 +250,7 @@ void AttentionBlock::Attend(const Step& step, const EntrySelection& selection, M
   const auto sequences =
       JoinSequences<AttentionSequence>(step, [&](const SequencePages& pages, AttentionSequence& s) {
         s.window = step.cache->WindowRows(pages, layer_);
+        s.window_start = pages.replay_start;
         s.compressed = step.cache->CompressedRows(pages, layer_);
       });
   step.ForTokens([&](int64_t first, int64_t count) {

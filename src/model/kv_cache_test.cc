@@ -565,6 +565,38 @@ TEST(KvPages, AForkSharesFullPagesAndCopiesTheOthers) {
   EXPECT_EQ(pages.free(), sizes);
 }
 
+TEST(KvPages, AReplayHasBlocksAndNoWindowBeforeItsStart) {
+  const KvPoolSizes sizes{8, 20, 2, 1};
+  KvPages pages(sizes, /*window=*/128);
+  {
+    Sequence first = *pages.NewSequence();
+    for (int i = 0; i < 4; ++i) {
+      ASSERT_TRUE(pages.Reserve(first, 256));
+      pages.Advance(first, 256);
+    }
+    const std::vector<int32_t> blocks = first.pages().context_blocks;
+    const int64_t windows = pages.free().window_pages;
+    Sequence replay = *pages.Replay(blocks, 300);
+    EXPECT_EQ(replay.position(), 1024 - 300);
+    EXPECT_EQ(replay.pages().replay_start, 1024 - 300);
+    EXPECT_EQ(replay.pages().replay_end, 1024);
+    EXPECT_EQ(pages.free().context_blocks, 4);
+    EXPECT_EQ(pages.free().window_pages, windows);
+    ASSERT_TRUE(pages.Reserve(replay, 300));
+    EXPECT_EQ(pages.free().context_blocks, 4);
+    EXPECT_EQ(pages.free().window_pages, windows - 5);  // 724 to 1,023: pages 11 to 15
+    EXPECT_EQ(replay.pages().window_pages[10], -1);
+    EXPECT_GE(replay.pages().window_pages[11], 0);
+    pages.Advance(replay, 300);
+    EXPECT_EQ(pages.free().window_pages, windows - 2);
+    EXPECT_TRUE(pages.TakeSnapshot(replay));
+    ASSERT_TRUE(pages.Reserve(replay, 1));
+    EXPECT_EQ(replay.pages().context_blocks.size(), 5);
+    EXPECT_FALSE(pages.Replay(blocks, 300));  // no slot is left
+  }
+  EXPECT_EQ(pages.free(), sizes);
+}
+
 TEST(KvCacheDeathTest, AdvancingBeyondTheReservedPagesAborts) {
   const auto cache = Make({.sequences = 1, .context_tokens = 1024});
   Sequence sequence = *cache->NewSequence();

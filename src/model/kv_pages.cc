@@ -78,6 +78,21 @@ Result<Sequence> KvPages::Continue(const Snapshot& snapshot) {
   return sequence;
 }
 
+Result<Sequence> KvPages::Replay(const std::vector<int32_t>& context_blocks,
+                                 int64_t replay_tokens) {
+  HB_ASSIGN_OR_RETURN(Sequence sequence, NewSequence());
+  SequencePages& pages = sequence.pages_;
+  pages.replay_end = std::ssize(context_blocks) * kContextBlockTokens;
+  pages.replay_start = pages.replay_end - replay_tokens;
+  HB_CHECK(pages.replay_start >= 0, "{} tokens have no {} to replay", pages.replay_end,
+           replay_tokens);
+  pages.position = pages.replay_start;
+  pages.context_blocks = context_blocks;
+  pages.window_pages.assign(static_cast<size_t>(pages.position / kWindowPageTokens), -1);
+  RetainPages(context_blocks_, pages.context_blocks);
+  return sequence;
+}
+
 Result<Sequence> KvPages::Fork(const Sequence& sequence, std::vector<PageCopy>& copies) {
   const SequencePages& from = sequence.pages_;
   const int64_t full_blocks = from.position / kContextBlockTokens;

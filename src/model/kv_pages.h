@@ -43,7 +43,11 @@ struct SequencePages {
   int64_t position = 0;  // tokens so far
   int32_t slot = -1;
   std::vector<int32_t> context_blocks;  // page ids by block number
-  std::vector<int32_t> window_pages;    // page ids by page number; -1 = given back
+  std::vector<int32_t> window_pages;    // page ids by page number; -1 = given back, or never had
+  // A replay (server.md §1.5): tokens [replay_start, replay_end) are computed over compressed rows
+  // that are there already and are not written. No window row before replay_start is seen.
+  int64_t replay_start = 0;
+  int64_t replay_end = 0;
 };
 
 // Work on rows that goes with bookkeeping: to be carried out by whoever holds the memory.
@@ -131,6 +135,9 @@ class KvPages {
   // sequence's slot. Error: no state slot is free.
   Result<Sequence> NewSequence();
   Result<Sequence> Continue(const Snapshot& snapshot);
+  // One that has full blocks but neither window nor rings: it computes the last `replay_tokens` of
+  // them again, as many as make those exact at the blocks' end. Error: no state slot is free.
+  Result<Sequence> Replay(const std::vector<int32_t>& context_blocks, int64_t replay_tokens);
   // A second sequence with the same tokens: full pages are shared, for the others `copies` says
   // what to copy. Error: a pool is exhausted; nothing changes then.
   Result<Sequence> Fork(const Sequence& sequence, std::vector<PageCopy>& copies);

@@ -148,6 +148,12 @@ bool SeesAll(const AttentionShape& shape, const EntrySelection& selection, const
   return true;
 }
 
+// The first window row that the query at `position` sees.
+int64_t WindowBegin(const AttentionShape& shape, const AttentionSequence& sequence,
+                    int64_t position) {
+  return std::max(sequence.window_start, position - shape.window + 1);
+}
+
 void AttendPiece(const Variant& variant, const AttentionShape& shape,
                  const EntrySelection& selection, const Piece& piece, MatrixView<const float> q,
                  Rounding rounding, Arena& arena, MatrixView<float> out) {
@@ -156,7 +162,7 @@ void AttendPiece(const Variant& variant, const AttentionShape& shape,
   const int64_t dim = shape.row.head_dim;
   const int64_t first_position = sequence.position + piece.first - sequence.first;
   const int64_t end_position = first_position + piece.count;
-  const int64_t window_begin = std::max<int64_t>(0, first_position - shape.window + 1);
+  const int64_t window_begin = WindowBegin(shape, sequence, first_position);
   PieceRows rows(variant, shape.row, arena);
   const std::byte* window = rows.Decode(sequence.window, window_begin, end_position - window_begin);
   // Then each token takes a prefix of what the last one sees.
@@ -169,7 +175,7 @@ void AttendPiece(const Variant& variant, const AttentionShape& shape,
     const Arena::Scope of_token(arena);
     const int64_t token = piece.first + i;
     const int64_t position = first_position + i;
-    const int64_t begin = std::max<int64_t>(0, position - shape.window + 1);
+    const int64_t begin = WindowBegin(shape, sequence, position);
     const int64_t entry_count =
         shared ? VisibleEntries(position, shape.rate) : selection.counts[token];
     if (!shared) {

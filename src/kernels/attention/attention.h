@@ -23,8 +23,9 @@ struct AttentionShape {
 
 // One sequence's part of the batch; its window rows and completed entries are already written.
 struct AttentionSequence : TokenSpan {
-  PagedRows window;      // row p = position p
-  PagedRows compressed;  // row e = entry e; unused if rate == 0
+  PagedRows window;          // row p = position p
+  int64_t window_start = 0;  // positions before it have no row: nobody sees them
+  PagedRows compressed;      // row e = entry e; unused if rate == 0
 };
 
 // Compressed entries that the query at position p may see: groups that are complete at p.
@@ -40,8 +41,8 @@ struct EntrySelection {
 };
 
 // q, out: [tokens, heads * head_dim]. Score = q.k / sqrt(head_dim); one softmax over the window
-// (positions max(0, p - window + 1) .. p, ascending), the selected entries (ascending) and the
-// sink, which has no value. With kBf16 the queries are bf16 numbers and the weights
+// (positions max(window_start, p - window + 1) .. p, ascending), the selected entries (ascending)
+// and the sink, which has no value. With kBf16 the queries are bf16 numbers and the weights
 // exp(score - max) are rounded to bf16, as the model's are. A token's result depends on its own
 // query and rows alone.
 void Attention(const Context& context, const AttentionShape& shape,

@@ -101,7 +101,9 @@ struct Batch {
       DecodeKvRow(shape.row, rows.row(r), keys.back().data());
     };
     const int64_t position = s.position + i;
-    for (int64_t p = position; p >= 0 && p > position - shape.window; --p) load(s.window, p);
+    for (int64_t p = position; p >= s.window_start && p > position - shape.window; --p) {
+      load(s.window, p);
+    }
     if (selection.indices == nullptr) {
       for (int64_t e = 0; shape.rate > 0 && (e + 1) * shape.rate <= position + 1; ++e) {
         load(s.compressed, e);
@@ -284,6 +286,23 @@ TEST(Attention, RowsThatAQueryMustNotSeeDoNotTouchIt) {  // MDL-04
         EXPECT_TRUE(std::isnan(seen.Compute()[0])) << "last entry for " << p;
       }
     }
+  }
+}
+
+TEST(Attention, NobodySeesRowsBeforeTheWindowsStart) {  // server.md §1.5: a replay
+  for (const int64_t rate : {0, 4, 128}) {
+    Batch setup(2, 128, rate, F32Row(16));
+    setup.AddSequence(300, 200, 5);
+    setup.sequences[0].window_start = 300;
+    for (int64_t row = 0; row < 300; ++row) setup.windows[0]->Poison(row);
+    ExpectDefinition(setup, "from 300 on");
+    // Whoever does not reach back to it sees what it would see anyway.
+    const std::vector<float> late = setup.Compute();
+    setup.sequences[0].window_start = 0;
+    const std::vector<float> all = setup.Compute();
+    const size_t reaching = 127 * 2 * 16;
+    EXPECT_TRUE(std::isnan(all[reaching - 1]));
+    EXPECT_TRUE(SameBits(std::span(late).subspan(reaching), std::span(all).subspan(reaching)));
   }
 }
 

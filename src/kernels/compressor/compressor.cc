@@ -68,6 +68,7 @@ void CompressInto(const Context& context, const Compressor& compressor,
                          sequence.ring.slot(position, compressor.channels()));
             if ((position + 1) % compressor.rate != 0) continue;
             const int64_t entry = position / compressor.rate;
+            if (entry < sequence.first_entry) continue;
             PoolEntry(compressor, sequence.ring, entry, pooled.data());
             FinishEntry(context, compressor, entry, rounding, pooled.data());
             StoreRow(row, pooled.data(), sequence.entries.row(entry));

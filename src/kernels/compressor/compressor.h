@@ -42,6 +42,7 @@ struct CompressorRing {
 struct CompressorSequence : TokenSpan {
   CompressorRing ring;
   PagedRows entries;
+  int64_t first_entry = 0;  // those before it are stored already and stay as they are
 };
 
 // The pooled vector of entry `entry` from a ring that holds its rows: out [dim]. For each channel,

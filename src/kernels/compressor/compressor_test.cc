@@ -225,6 +225,32 @@ TEST(Compressor, ALargerRingChangesNothing) {  // rows for rejected drafts
   }
 }
 
+TEST(Compressor, StoredEntriesStayAsTheyAre) {  // server.md §1.5: a replay
+  for (const Case& c : {Case{4, true, 12, 4}, Case{128, false, 12, 4}}) {
+    const Instance instance(c, 520, 7);
+    const KvRow row{KvFormat::kF32, c.dim, c.rope_dim};
+    const int64_t channels = instance.compressor.channels();
+    const std::vector<std::byte> exact = Feed(instance, row, {520});
+    // From 201 on over the entries of 256 tokens: the rings before them are stale.
+    ThreadPool pool(1);
+    Store store(instance, instance.compressor.group_rows(), row.bytes());
+    store.sequence.first_entry = 256 / c.rate;
+    static_cast<TokenSpan&>(store.sequence) = {.first = 0, .count = 319, .position = 201};
+    Compress(Context(pool), instance.compressor, {&store.sequence, 1},
+             {instance.kv.data() + 201 * channels, 319, channels},
+             {instance.score.data() + 201 * channels, 319, channels}, Rounding::kNone, row);
+    for (int64_t e = 0; e < instance.entries(); ++e) {
+      const auto stored = std::span(store.pages.view.row(e), static_cast<size_t>(row.bytes()));
+      if (e < store.sequence.first_entry) {
+        EXPECT_TRUE(std::ranges::all_of(stored, [](std::byte b) { return b == std::byte{0xff}; }));
+      } else {
+        EXPECT_TRUE(std::ranges::equal(
+            stored, std::span(exact).subspan(static_cast<size_t>(e * row.bytes()), stored.size())));
+      }
+    }
+  }
+}
+
 TEST(Compressor, CompletesAsManyEntriesAsTheCasesSay) {  // MDL-05; Feed checks that no more appear
   const std::pair<int64_t, int64_t> rate4[] = {{1, 0},    {2, 0},    {3, 0},   {4, 1},
                                                {5, 1},    {7, 1},    {8, 2},   {127, 31},
