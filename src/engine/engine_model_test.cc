@@ -91,6 +91,28 @@ TEST_F(EngineOnTheBundledModel, APrefixHitIsAColdRunBitForBit) {
   ExpectEqual(first, second);
 }
 
+// Six layers with windows of 128: 762 tokens are computed again for 1,280 found without a snapshot.
+TEST_F(EngineOnTheBundledModel, AReplayIsAColdRunBitForBit) {
+  const Request longer = Ask(2000, 1, 5);
+  // The query right after the replay is the one that reaches back the farthest.
+  Request branch = Ask(1, 6, 7);
+  branch.prompt.insert(branch.prompt.begin(), longer.prompt.begin(), longer.prompt.begin() + 1280);
+  const auto loop = NewLoop({.max_sequences = 2});
+  Run(*loop, {longer});
+  loop->Add(2, branch);
+  while (*loop->Step()) continue;
+  const OutputEvent replayed = ResultOf(branch);
+  EXPECT_EQ(replayed.usage.cached_tokens, 1280 - 762);
+  ExpectEqual(replayed, Alone(branch));
+  // What the replay left behind is as good.
+  branch.mailbox = std::make_shared<Mailbox>();
+  loop->Add(3, branch);
+  while (*loop->Step()) continue;
+  const OutputEvent hit = ResultOf(branch);
+  EXPECT_EQ(hit.usage.cached_tokens, 1280);
+  ExpectEqual(hit, replayed);
+}
+
 TEST_F(EngineOnTheBundledModel, PreemptionAndForksChangeNothing) {
   std::vector<Request> requests;
   for (uint32_t i = 0; i < 3; ++i) requests.push_back(Ask(230 + i, 40, 10 + i));

@@ -22,6 +22,7 @@ inline ExecutorLimits FakeLimits(int64_t sequences, int64_t context_blocks, int6
                     .window_pages = KvPoolSizes::WindowPages(sequences, batch, snapshots, 128),
                     .state_slots = sequences,
                     .tails = snapshots},
+          .replay_tokens = FakeExecutor::ReplayTokens(128),
           .batch_tokens = batch,
           .max_model_len = context_blocks * kContextBlockTokens,
           .vocabulary = vocabulary};

@@ -13,8 +13,11 @@ namespace halfbyte {
 
 // Fixed for the life of an executor.
 struct ExecutorLimits {
-  KvPoolSizes pools;           // pages there are
-  int64_t window = 128;        // positions a query looks back, itself included
+  KvPoolSizes pools;     // pages there are
+  int64_t window = 128;  // positions a query looks back, itself included
+  // What makes the windows of all layers exact again where no row of them is left: the longest way
+  // back from layer to layer, window - 1 tokens for each (server.md §1.5).
+  int64_t replay_tokens = 0;
   int64_t batch_tokens = 512;  // most tokens of one step
   int64_t max_model_len = 0;   // most positions of one sequence
   int64_t vocabulary = 0;      // ids are 0 .. vocabulary-1; the width of a row of logits

@@ -11,7 +11,9 @@ namespace {
 // §1.4. No more of anything than can be used.
 Result<ExecutorLimits> PlanPools(const Transformer& model, const ModelExecutorOptions& options) {
   HB_ASSIGN_OR_RETURN(const KvMemory units, model.NewMemory({}));
-  ExecutorLimits limits{.window = model.config().sliding_window,
+  const int64_t window = model.config().sliding_window;
+  ExecutorLimits limits{.window = window,
+                        .replay_tokens = (window - 1) * model.config().layer_count(),
                         .batch_tokens = model.options().batch_tokens,
                         .vocabulary = model.config().vocab_size};
   const int64_t longest =

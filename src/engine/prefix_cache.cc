@@ -57,6 +57,18 @@ PrefixCache::Chain::~Chain() {
 
 PrefixCache::Chain PrefixCache::Chain::Clone() const { return {cache_, last_, salt_}; }
 
+int64_t PrefixCache::Chain::tokens() const {
+  return last_ != nullptr ? (last_->number + 1) * kContextBlockTokens : 0;
+}
+
+std::vector<int32_t> PrefixCache::Chain::context_blocks() const {
+  std::vector<int32_t> ids(static_cast<size_t>(tokens() / kContextBlockTokens));
+  for (const Block* block = last_; block != nullptr; block = block->parent) {
+    ids[static_cast<size_t>(block->number)] = block->page.id();
+  }
+  return ids;
+}
+
 uint64_t PrefixCache::KeyAfter(const Block* parent, std::string_view salt,
                                std::span<const int32_t> ids) const {
   return hash_(parent != nullptr ? parent->key : std::hash<std::string_view>()(salt), ids);
@@ -76,20 +88,23 @@ PrefixCache::Block* PrefixCache::FindChild(Block* parent, std::string_view salt,
 }
 
 PrefixCache::Match PrefixCache::Find(std::string_view salt, std::span<const int32_t> tokens,
-                                     int64_t limit) {
+                                     int64_t limit, int64_t replay_tokens) {
   Match match;
-  Block* last = nullptr;
-  Block* usable = nullptr;
+  Block* found = nullptr;
+  Block* usable = nullptr;  // the last one with a snapshot
   const int64_t most = std::min(limit, std::ssize(tokens)) / kContextBlockTokens;
   for (int64_t i = 0; i < most; ++i) {
     const std::span<const int32_t> ids = BlockIds(tokens, i);
-    last = FindChild(last, salt, ids, KeyAfter(last, salt, ids));
-    if (last == nullptr) break;
+    Block* next = FindChild(found, salt, ids, KeyAfter(found, salt, ids));
+    if (next == nullptr) break;
+    found = next;
     match.found_tokens += kContextBlockTokens;
-    if (last->snapshot) usable = last;
+    if (found->snapshot) usable = found;
   }
   match.chain = Chain(this, usable, std::string(salt));
-  if (usable != nullptr) {
+  if (match.found_tokens - replay_tokens > match.chain.tokens()) {
+    match.chain = Chain(this, found, std::string(salt));
+  } else if (usable != nullptr) {
     match.snapshot = &*usable->snapshot;
     usable->rolling = false;
     UseSnapshot(usable);

@@ -44,6 +44,8 @@ class PrefixCache {
     Chain& operator=(Chain&& other) noexcept;
     ~Chain();
     Chain Clone() const;
+    int64_t tokens() const;
+    std::vector<int32_t> context_blocks() const;  // page ids by block number
 
    private:
     friend class PrefixCache;
@@ -55,13 +57,15 @@ class PrefixCache {
   };
 
   struct Match {
-    Chain chain;                         // up to the snapshot; empty without one
-    const Snapshot* snapshot = nullptr;  // null: nothing to continue from
-    int64_t found_tokens = 0;            // of cached blocks, with or without a snapshot
+    Chain chain;                         // the blocks to share; none: start afresh
+    const Snapshot* snapshot = nullptr;  // at their end, to continue from; null: to be replayed
+    int64_t found_tokens = 0;            // of cached blocks, shared or not
   };
-  // The longest cached prefix of `tokens` that ends at or before `limit` tokens. Prefixes are
+  // The longest cached prefix of `tokens` that ends at or before `limit` tokens and has a snapshot;
+  // or a longer one without, if a replay of `replay_tokens` leaves less to compute. Prefixes are
   // shared under the same salt only.
-  Match Find(std::string_view salt, std::span<const int32_t> tokens, int64_t limit);
+  Match Find(std::string_view salt, std::span<const int32_t> tokens, int64_t limit,
+             int64_t replay_tokens);
 
   // The sequence has computed all of `tokens`: its full blocks beyond the chain become part of it.
   // A block that is cached already is kept once: the sequence takes the cached one.

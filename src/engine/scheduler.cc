@@ -147,15 +147,17 @@ bool Scheduler::Admit(SequenceId id, StepPlan& plan) {
   const int64_t whole = std::min(tokens + 1, limits_.max_model_len);
   const int64_t blocks = (whole + kContextBlockTokens - 1) / kContextBlockTokens;
   if (cache_.available() + limit / kContextBlockTokens < blocks) return false;  // even if all hits
-  PrefixCache::Match match = cache_.Find(request.cache_salt, entry.tokens, limit);
-  const int64_t hit = match.snapshot != nullptr ? match.snapshot->position() : 0;
-  if (!cache_.MakeFree(blocks - hit / kContextBlockTokens)) return false;
-  auto sequence =
-      match.snapshot != nullptr ? pages_.Continue(*match.snapshot) : pages_.NewSequence();
+  PrefixCache::Match match =
+      cache_.Find(request.cache_salt, entry.tokens, limit, limits_.replay_tokens);
+  if (!cache_.MakeFree(blocks - match.chain.tokens() / kContextBlockTokens)) return false;
+  auto sequence = Start(match);
   HB_CHECK(sequence, "{} run: {}", running_.size(), sequence.error().message);
   const Status reserved = pages_.ReserveContext(*sequence, whole);
   HB_CHECK(reserved, "{}", reserved.error().message);
-  if (hit > 0) plan.restores.push_back({sequence->pages().slot, hit, match.snapshot->tail()});
+  const int64_t hit = sequence->position();
+  if (match.snapshot != nullptr) {
+    plan.restores.push_back({sequence->pages().slot, hit, match.snapshot->tail()});
+  }
   entry.life.Admit({std::move(match.chain), *std::move(sequence)},
                    match.found_tokens > hit ? match.found_tokens : 0);
   waiting_.erase(id);
@@ -170,8 +172,16 @@ bool Scheduler::Admit(SequenceId id, StepPlan& plan) {
   return true;
 }
 
+Result<Sequence> Scheduler::Start(const PrefixCache::Match& match) {
+  if (match.snapshot != nullptr) return pages_.Continue(*match.snapshot);
+  if (match.chain.tokens() == 0) return pages_.NewSequence();
+  return pages_.Replay(match.chain.context_blocks(), limits_.replay_tokens);
+}
+
 // The next position at which a snapshot is due while the prompt lasts.
 int64_t Scheduler::NextSnapshot(Entry& entry, int64_t position) const {
+  const int64_t replay_end = entry.life.memory().sequence.pages().replay_end;
+  if (position < replay_end) return replay_end;
   int64_t next = RoundDown(position, kSnapshotInterval) + kSnapshotInterval;
   for (const int64_t due :
        {entry.life.branch_point(), RoundDown(std::ssize(entry.tokens), kContextBlockTokens)}) {
@@ -253,6 +263,7 @@ void Scheduler::AdvanceItem(const PlanItem& item, std::span<const DrawnToken> dr
 void Scheduler::CompleteBlocks(Entry& entry) {
   HeldMemory& memory = entry.life.memory();
   const int64_t position = memory.sequence.position();
+  if (position < memory.sequence.pages().replay_end) return;  // the chain is ahead of it
   cache_.Extend(memory.chain, memory.sequence,
                 std::span(entry.tokens).first(static_cast<size_t>(position)));
   if (position % kContextBlockTokens != 0) return;

@@ -60,7 +60,7 @@ struct SchedulerCounts {
   int64_t preemptions = 0;
   int64_t cache_queried_tokens = 0;  // of prompts at their first admission
   int64_t cache_hit_tokens = 0;
-  int64_t cache_missed_snapshot_tokens = 0;  // blocks found, but no snapshot to continue from
+  int64_t cache_missed_snapshot_tokens = 0;  // of blocks found, but computed again: no snapshot
   KvPoolSizes pool_sizes;
   KvPoolSizes pool_used;                  // by sequences and by the cache
   int64_t context_blocks_referenced = 0;  // by sequences
@@ -119,6 +119,7 @@ class Scheduler {
   void PlanPrefills(StepPlan& plan);
   void AdmitWaiting(StepPlan& plan);
   bool Admit(SequenceId id, StepPlan& plan);
+  Result<Sequence> Start(const PrefixCache::Match& match);
   void PlanChunk(SequenceId id, Entry& entry, StepPlan& plan);
   bool MakeRoomToDecode(SequenceId id, Entry& entry);
   void Preempt(SequenceId id);

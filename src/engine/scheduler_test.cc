@@ -22,6 +22,7 @@ struct Sizes {
   int64_t batch_tokens = 160;
   int64_t context_blocks = 16;
   int64_t snapshots = 4;
+  int64_t replay_tokens = FakeExecutor::ReplayTokens(128);
   int64_t max_model_len = 2048;
   bool prefix_cache = true;
   bool token_0_ends = true;
@@ -34,6 +35,7 @@ ExecutorLimits LimitsOf(const Sizes& sizes) {
                     .state_slots = sizes.max_sequences,
                     .tails = sizes.snapshots},
           .window = 128,
+          .replay_tokens = sizes.replay_tokens,
           .batch_tokens = sizes.batch_tokens,
           .max_model_len = sizes.max_model_len,
           .vocabulary = 50};
@@ -89,6 +91,9 @@ class Driver {
     int64_t row = 0;
     for (const PlanItem& item : plan.items) {
       row += item.logits_rows();
+      if (item.pages->position < item.pages->replay_end) {
+        replayed_tokens_ += std::ssize(item.tokens);
+      }
       for (const int32_t choice : item.drawing_choices) {
         result.push_back(Draw({item.sequence.request, choice}, logits->row(row - 1)));
       }
@@ -130,6 +135,7 @@ class Driver {
   const std::map<RequestId, Output>& outputs() const { return outputs_; }
   int64_t steps() const { return steps_; }
   int64_t failures() const { return failures_; }  // of choices, for NaN
+  int64_t replayed_tokens() const { return replayed_tokens_; }
   const std::string& last_plan() const { return last_plan_; }
 
  private:
@@ -166,6 +172,7 @@ class Driver {
   RequestId last_id_ = 0;
   int64_t steps_ = 0;
   int64_t failures_ = 0;
+  int64_t replayed_tokens_ = 0;
   std::string last_plan_;
 };
 
@@ -187,7 +194,7 @@ std::vector<int32_t> BranchingPrompt(int64_t shared, int64_t tokens, uint32_t se
 class RandomSchedules : public testing::TestWithParam<int> {};
 
 TEST_P(RandomSchedules, LoseNoTokenAndNoPage) {
-  int64_t preemptions = 0, hits = 0, forks = 0, failures = 0, steps = 0;
+  int64_t preemptions = 0, hits = 0, forks = 0, failures = 0, replayed = 0, steps = 0;
   for (uint32_t seed = 0; seed < 300; ++seed) {
     std::mt19937 random(seed * 1000 + static_cast<uint32_t>(GetParam()));
     const auto pick = [&](int64_t low, int64_t high) {
@@ -228,6 +235,7 @@ TEST_P(RandomSchedules, LoseNoTokenAndNoPage) {
     preemptions += counts.preemptions;
     hits += counts.cache_hit_tokens;
     failures += driver.failures();
+    replayed += driver.replayed_tokens();
     steps += driver.steps();
     driver.ExpectNothingLeft();
     ASSERT_FALSE(HasFailure()) << "seed " << seed << ", after " << driver.last_plan();
@@ -236,6 +244,7 @@ TEST_P(RandomSchedules, LoseNoTokenAndNoPage) {
   EXPECT_GT(hits, 50 * 256);
   EXPECT_GT(forks, 50);
   EXPECT_GT(failures, 20);
+  EXPECT_GT(replayed, 20 * 254);
   RecordProperty("steps", std::to_string(steps));
 }
 
@@ -304,6 +313,57 @@ TEST(Scheduler, ARepeatedPromptIsFoundUpToItsLastFullBlock) {
     driver.ExpectAsAlone(random);
     driver.ExpectNothingLeft();
   }
+}
+
+TEST(Scheduler, AMissingSnapshotIsReplayedOverItsBlocks) {
+  for (const int64_t tokens : {512, 513, 700, 1023, 1024, 1100}) {
+    Driver driver({.context_blocks = 20, .max_model_len = 3000});
+    std::mt19937 random(1);
+    driver.Add(BranchingPrompt(1100, 700, 8), 5);  // its only snapshot is at 1,792
+    while (driver.Step()) continue;
+    const RequestId id = driver.Add(BranchingPrompt(tokens, 0, 8), 5);
+    ASSERT_TRUE(driver.Step());
+    const int64_t blocks = (tokens - 1) / 256 * 256;
+    EXPECT_EQ(driver.scheduler().CountsOf(id).cached_tokens, blocks - 254);
+    while (driver.Step()) continue;
+    EXPECT_EQ(driver.replayed_tokens(), 254);
+    // The replay left a snapshot at its end: the next one hits.
+    const RequestId next = driver.Add(BranchingPrompt(tokens, 0, 8), 5);
+    ASSERT_TRUE(driver.Step());
+    EXPECT_EQ(driver.scheduler().CountsOf(next).cached_tokens, blocks);
+    while (driver.Step()) continue;
+    EXPECT_EQ(driver.replayed_tokens(), 254);
+    EXPECT_EQ(driver.outputs().at(id).drawn.at(0).size(), 5);
+    driver.ExpectAsAlone(random);
+    driver.ExpectNothingLeft();
+  }
+}
+
+TEST(Scheduler, AReplayThatIsATokenShortIsNoticed) {
+  const auto drawn = [](int64_t replay_tokens) {
+    Driver driver({.context_blocks = 20, .replay_tokens = replay_tokens, .token_0_ends = false});
+    driver.Add(BranchingPrompt(1100, 700, 8), 2);
+    while (driver.Step()) continue;
+    // The query right after the replay is the one that reaches back the farthest.
+    const RequestId id = driver.Add(BranchingPrompt(769, 0, 8), 20);
+    while (driver.Step()) continue;
+    EXPECT_EQ(driver.replayed_tokens(), replay_tokens);
+    return driver.outputs().at(id).drawn.at(0);
+  };
+  EXPECT_EQ(drawn(254), drawn(300));
+  EXPECT_NE(drawn(254), drawn(253));
+}
+
+TEST(Scheduler, AReplayIsCancelledAndPreemptedAsAnyPrompt) {
+  Driver driver({.max_sequences = 2, .context_blocks = 10});
+  driver.Add(BranchingPrompt(1100, 700, 8), 2);
+  while (driver.Step()) continue;
+  const RequestId replaying = driver.Add(BranchingPrompt(1100, 20, 9), 2);
+  ASSERT_TRUE(driver.Step());  // 160 of 254 tokens
+  EXPECT_EQ(driver.replayed_tokens(), 160);
+  driver.Cancel(replaying);
+  EXPECT_FALSE(driver.Step());
+  driver.ExpectNothingLeft();
 }
 
 // (a), (b) and (c) of server.md §1.5.

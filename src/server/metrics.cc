@@ -169,7 +169,7 @@ struct Metrics::State {
       Counters("prefix_cache_hits_total", "Prompt tokens found in the prefix cache").Add({});
   Counter& missed_snapshots =
       Counters("prefix_cache_missed_snapshot_tokens_total",
-               "Prompt tokens whose blocks were found, but no snapshot to go on from")
+               "Prompt tokens computed again although their blocks were found: no snapshot")
           .Add({});
   Counter& saturated_blocks =
       Counters("nvfp4_saturated_blocks_total",
