@@ -19,9 +19,9 @@ constexpr int kSendBufferBytes = 128 << 10;
 }  // namespace
 
 // Errors do not matter: a unix socket has some of these options only.
-void PrepareClientSocket(int socket) {
+void SetOptionsOfClients(int listening) {
   const auto set = [&](int level, int name, int value) {
-    ::setsockopt(socket, level, name, &value, sizeof(value));
+    ::setsockopt(listening, level, name, &value, sizeof(value));
   };
   set(IPPROTO_TCP, TCP_NODELAY, 1);
   set(SOL_SOCKET, SO_SNDBUF, kSendBufferBytes);

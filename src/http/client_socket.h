@@ -5,9 +5,10 @@
 
 namespace halfbyte {
 
-// No delay of small pieces, a bounded send buffer, and probes that find clients whose machine has
-// gone within two minutes, also while nothing is sent.
-void PrepareClientSocket(int socket);
+// For a socket that is about to listen: those of its clients inherit what is set here (tcp(7)). No
+// delay of small pieces, a bounded send buffer, and probes that find clients whose machine has gone
+// within two minutes, also while nothing is sent.
+void SetOptionsOfClients(int listening);
 
 std::string PeerName(int socket);  // "127.0.0.1:50412", "[::1]:50412", "unix"
 

@@ -41,7 +41,6 @@ void Connection::Start() {
 Task<void> Connection::Run() {
   const auto self = shared_from_this();
   thread_.Add(self);
-  PrepareClientSocket(socket_.native_handle());
   Next next = Next::kServe;
   while (next == Next::kServe && !rules_.stopping) {
     if (welcome_ == Welcome::kServe) {

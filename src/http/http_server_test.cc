@@ -7,6 +7,7 @@
 
 #include <filesystem>
 
+#include "http/listener.h"
 #include "http/raw_client.h"
 #include "http/server_test_handler.h"
 
@@ -347,6 +348,28 @@ TEST_F(HttpServerTest, ListensOnAUnixSocketAndReplacesOneLeftBehind) {
   server.reset();
   EXPECT_FALSE(std::filesystem::exists(path));
   EXPECT_FALSE(HttpServer::Start({.unix_path = std::string(200, 'p')}, &handler));
+}
+
+TEST(Listener, TheSocketsOfItsClientsInheritWhatItSets) {
+  auto listeners = ListenOnTcp("127.0.0.1", 0);
+  ASSERT_TRUE(listeners) << listeners.error().message;
+  const RawClient client(listeners->front().port());
+  const int listening = listeners->front().Release();
+  const int accepted = ::accept(listening, nullptr, nullptr);
+  const auto option = [&](int level, int name) {
+    int value = -1;
+    socklen_t size = sizeof(value);
+    ::getsockopt(accepted, level, name, &value, &size);
+    return value;
+  };
+  EXPECT_NE(option(IPPROTO_TCP, TCP_NODELAY), 0);
+  EXPECT_NE(option(SOL_SOCKET, SO_KEEPALIVE), 0);
+  EXPECT_EQ(option(IPPROTO_TCP, TCP_KEEPIDLE), 60);
+  EXPECT_EQ(option(IPPROTO_TCP, TCP_KEEPINTVL), 15);
+  EXPECT_EQ(option(IPPROTO_TCP, TCP_KEEPCNT), 4);
+  EXPECT_EQ(option(SOL_SOCKET, SO_SNDBUF), 256 << 10);  // the kernel doubles it
+  ::close(accepted);
+  ::close(listening);
 }
 
 TEST_F(HttpServerTest, SaysWhereItListensAndWhyItCannot) {
