@@ -42,12 +42,17 @@ class Engine::Thread {
     RequestId id;
     {
       const std::lock_guard lock(mutex_);
-      if (auto refusal = Full()) return tl::unexpected(*refusal);
+      if (auto refusal = ClosedNow()) return tl::unexpected(*refusal);
       id = ++last_id_;
       inbox_.emplace_back(id, std::move(request));
     }
     work_.notify_one();
     return id;
+  }
+
+  std::optional<Refusal> Closed() const {
+    const std::lock_guard lock(mutex_);
+    return ClosedNow();
   }
 
   void Cancel(RequestId id, CancelCause cause) {
@@ -82,8 +87,8 @@ class Engine::Thread {
   const ExecutorLimits& limits() const { return limits_; }
 
  private:
-  // Why no request can be taken now. With the mutex held.
-  std::optional<Refusal> Full() const {
+  // With the mutex held.
+  std::optional<Refusal> ClosedNow() const {
     const int64_t running = published_.scheduler.running;
     const int64_t waiting = unadmitted_ + std::ssize(inbox_);
     const double rounds = std::ceil(static_cast<double>(waiting) * mean_service_seconds_ /
@@ -199,6 +204,7 @@ Result<std::unique_ptr<Engine>> Engine::Start(std::unique_ptr<Executor> executor
 tl::expected<RequestId, Refusal> Engine::Submit(Request request) {
   return thread_->Submit(std::move(request));
 }
+std::optional<Refusal> Engine::Closed() const { return thread_->Closed(); }
 void Engine::Cancel(RequestId id, CancelCause cause) { thread_->Cancel(id, cause); }
 void Engine::CancelAll(CancelCause cause) { thread_->CancelAll(cause); }
 void Engine::Drain() { thread_->Drain(); }

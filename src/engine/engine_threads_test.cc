@@ -118,11 +118,14 @@ TEST(EngineThreads, AFullQueueRefusesAtOnceWhileAStepLasts) {
     if (id) accepted.push_back(request);
     return id;
   };
+  EXPECT_FALSE(engine->Closed());
   ASSERT_TRUE(submit());
   gate.AwaitArrival();
   for (int i = 0; i < 20; ++i) {
     const auto id = submit();
     if (id) continue;
+    ASSERT_TRUE(engine->Closed());
+    EXPECT_EQ(engine->Closed()->reason, RefusalReason::kQueueFull);
     EXPECT_EQ(id.error().reason, RefusalReason::kQueueFull);
     EXPECT_GE(id.error().retry_after_seconds, 1);
     EXPECT_LE(id.error().retry_after_seconds, 60);
@@ -148,6 +151,7 @@ TEST(EngineThreads, DrainRefusesNewRequestsAndFinishesOldOnes) {
   const auto refused = engine->Submit(IdsRequest({5}, 30));
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().reason, RefusalReason::kDraining);
+  EXPECT_EQ(engine->Closed()->reason, RefusalReason::kDraining);
   EXPECT_TRUE(engine->Statistics().draining);
   gate.Open();
   EXPECT_EQ(WaitFor(request).at(0).token_ids.size(), 30u);

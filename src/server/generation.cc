@@ -303,6 +303,13 @@ class PooledReply : public HttpReply {
 std::unique_ptr<HttpReply> Generate(const GenerationContext& context, WorkPool& pool, bool chat,
                                     HttpRequest request, Wake wake,
                                     std::shared_ptr<CallRecord> call) {
+  const auto refuse = [&](const ApiError& error) {
+    context.metrics.CountRejection(error.code);
+    return ReplyWith(ErrorResponse(error));
+  };
+  if (const auto closed = context.engine.Closed()) {
+    return refuse(ErrorOf(*closed, context.overload_status));
+  }
   const bool tell_times = request.fields.Find("x-halfbyte-timing") == "on";
   const auto handover = std::make_shared<Handover>();
   const auto mailbox = std::make_shared<Mailbox>(wake);
@@ -312,11 +319,7 @@ std::unique_ptr<HttpReply> Generate(const GenerationContext& context, WorkPool& 
     job->Run(*handover);
     wake();
   });
-  if (!posted) {
-    const ApiError error = PoolIsFull(context.overload_status);
-    context.metrics.CountRejection(error.code);
-    return ReplyWith(ErrorResponse(error));
-  }
+  if (!posted) return refuse(PoolIsFull(context.overload_status));
   return std::make_unique<GenerationReply>(context, handover, mailbox, pool, std::move(wake),
                                            tell_times);
 }
