@@ -119,7 +119,7 @@ class Engine {
   // Checks the request and queues it. Every accepted request gets one Finish per choice.
   tl::expected<RequestId, Refusal> Submit(Request request);
   // Why Submit would refuse any request now (queue full, draining, dead), for whoever would rather
-  // not read one for nothing. None: it may take one.
+  // not parse one for nothing. None: it may take one.
   std::optional<Refusal> Closed() const;
   // Takes effect at the next step boundary. Any time, any number of times; unknown ids are ignored.
   void Cancel(RequestId id, CancelCause cause);

@@ -181,6 +181,7 @@ TEST(EngineThreads, ADeadExecutorIsToldToEverybody) {
     const auto id = engine->Submit(late);
     if (!id) {
       EXPECT_EQ(id.error().reason, RefusalReason::kDead);
+      EXPECT_EQ(engine->Closed()->reason, RefusalReason::kDead);
       break;
     }
     EXPECT_EQ(WaitFor(late).at(0).finish->error_code, "engine_dead");

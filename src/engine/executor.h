@@ -15,8 +15,8 @@ namespace halfbyte {
 struct ExecutorLimits {
   KvPoolSizes pools;     // pages there are
   int64_t window = 128;  // positions a query looks back, itself included
-  // What makes the windows of all layers exact again where no row of them is left: the longest way
-  // back from layer to layer, window - 1 tokens for each (server.md §1.5).
+  // As many tokens, computed again, make the windows of all layers exact where no row of them is
+  // left: window - 1 for each layer (server.md §1.5).
   int64_t replay_tokens = 0;
   int64_t batch_tokens = 512;  // most tokens of one step
   int64_t max_model_len = 0;   // most positions of one sequence

@@ -42,7 +42,7 @@ class FakeExecutor : public Executor {
   const ExecutorLimits& limits() const override { return options_.limits; }
   Result<MatrixView<const float>> Run(const StepPlan& plan) override;
 
-  // In memory mode rows of the second layer depend on window rows of the first.
+  // Of its two layers: rows of the second depend on window rows of the first.
   static constexpr int64_t ReplayTokens(int64_t window) { return 2 * (window - 1); }
 
   // Memory mode without pages: the logits after the last of `tokens`, computed from nothing else.

@@ -63,7 +63,7 @@ struct LogprobEntry {
 // Tokens so far.
 struct Usage {
   int64_t prompt_tokens = 0;
-  int64_t cached_tokens = 0;      // of the prompt, found in the prefix cache
+  int64_t cached_tokens = 0;      // of the prompt, not computed thanks to the prefix cache
   int64_t completion_tokens = 0;  // of this choice, end and stop tokens included
   int64_t reasoning_tokens = 0;   // of these, drawn while reasoning
 

@@ -166,6 +166,8 @@ std::optional<TailMove> PrefixCache::TakeSnapshot(const Chain& chain, const Sequ
                                                   bool rolling) {
   Block* block = chain.last_;
   if (!enabled_ || block == nullptr || block->snapshot || !FreeATail()) return std::nullopt;
+  HB_CHECK(sequence.position() == chain.tokens(), "a snapshot at {} for a block that ends at {}",
+           sequence.position(), chain.tokens());
   auto snapshot = pages_.TakeSnapshot(sequence);
   HB_CHECK(snapshot, "{}", snapshot.error().message);
   block->snapshot = *std::move(snapshot);

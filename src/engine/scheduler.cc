@@ -47,6 +47,10 @@ Status Scheduler::CheckLimits() const {
         "{} sequences need as many state slots and {} window pages; there are {} and {}", sequences,
         window_pages, pools.state_slots, pools.window_pages);
   }
+  if (limits_.replay_tokens < limits_.window - 1) {
+    return MakeError("replays of {} tokens leave a window of {} incomplete", limits_.replay_tokens,
+                     limits_.window);
+  }
   const int64_t fits = pools.context_blocks * kContextBlockTokens;
   if (limits_.max_model_len < 2 || limits_.max_model_len > fits) {
     return MakeError(

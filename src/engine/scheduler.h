@@ -88,7 +88,7 @@ class Scheduler {
   // Of a request that has not ended.
   struct RequestCounts {
     bool admitted = false;      // at least once
-    int64_t cached_tokens = 0;  // of the prompt, found at the first admission
+    int64_t cached_tokens = 0;  // of the prompt, not computed at the first admission
     int64_t preemptions = 0;
   };
   RequestCounts CountsOf(RequestId request) const;
@@ -127,7 +127,6 @@ class Scheduler {
   void AdvanceItem(const PlanItem& item, std::span<const DrawnToken> drawn);
   void CompleteBlocks(Entry& entry);
   int64_t NextSnapshot(Entry& entry, int64_t position) const;
-  void StartChoices(const PlanItem& item, std::span<const DrawnToken> drawn);
   void ForkOrQueue(SequenceId id, Entry& from, int32_t token);
   void Finish(SequenceId id);
   bool AnotherMayRun() const;

@@ -340,21 +340,67 @@ TEST(Scheduler, AMissingSnapshotIsReplayedOverItsBlocks) {
 }
 
 TEST(Scheduler, AReplayThatIsATokenShortIsNoticed) {
-  const auto drawn = [](int64_t replay_tokens) {
-    Driver driver({.context_blocks = 20, .replay_tokens = replay_tokens, .token_0_ends = false});
+  const auto drawn = [](int64_t replay_tokens, bool prefix_cache) {
+    Driver driver({.context_blocks = 20,
+                   .replay_tokens = replay_tokens,
+                   .prefix_cache = prefix_cache,
+                   .token_0_ends = false});
     driver.Add(BranchingPrompt(1100, 700, 8), 2);
     while (driver.Step()) continue;
     // The query right after the replay is the one that reaches back the farthest.
     const RequestId id = driver.Add(BranchingPrompt(769, 0, 8), 20);
     while (driver.Step()) continue;
-    EXPECT_EQ(driver.replayed_tokens(), replay_tokens);
     return driver.outputs().at(id).drawn.at(0);
   };
-  EXPECT_EQ(drawn(254), drawn(300));
-  EXPECT_NE(drawn(254), drawn(253));
+  const std::vector<int32_t> cold = drawn(254, false);
+  EXPECT_EQ(drawn(254, true), cold);
+  EXPECT_NE(drawn(253, true), cold);
 }
 
-TEST(Scheduler, AReplayIsCancelledAndPreemptedAsAnyPrompt) {
+// A snapshot there would be one of windows that are not exact yet.
+TEST(Scheduler, AReplayLeavesNoSnapshotBeforeItsEnd) {
+  Driver driver({.batch_tokens = 836,  // twice from 2,424 on is 4,096
+                 .context_blocks = 64,
+                 .snapshots = 1,
+                 .replay_tokens = 5000,
+                 .max_model_len = 8192});
+  std::mt19937 random(1);
+  driver.Add(BranchingPrompt(7500, 400, 8), 2);  // of 4,096 and 7,680 it keeps the second
+  while (driver.Step()) continue;
+  for (const int64_t cached : {7424 - 5000, 7424}) {
+    const RequestId id = driver.Add(BranchingPrompt(7425, 0, 8), 2);
+    ASSERT_TRUE(driver.Step());
+    EXPECT_EQ(driver.scheduler().CountsOf(id).cached_tokens, cached);
+    while (driver.Step()) continue;
+  }
+  EXPECT_EQ(driver.replayed_tokens(), 5000);
+  driver.ExpectAsAlone(random);
+  driver.ExpectNothingLeft();
+}
+
+TEST(Scheduler, AReplayThatIsPreemptedIsDoneAgain) {
+  Driver driver({.max_sequences = 2,
+                 .context_blocks = 6,
+                 .replay_tokens = 900,
+                 .max_model_len = 1536,
+                 .token_0_ends = false});
+  std::mt19937 random(1);
+  driver.Add(BranchingPrompt(1100, 200, 8), 2);  // five blocks, the snapshot at the last one
+  while (driver.Step()) continue;
+  const RequestId older = driver.Add(Prompt(254, 5), 20);
+  while (driver.outputs().at(older).drawn.empty()) ASSERT_TRUE(driver.Step());
+  // Four blocks are shared, the fifth goes for its own one; then the older one wants a second.
+  const RequestId replaying = driver.Add(BranchingPrompt(1100, 20, 9), 5);
+  while (driver.outputs().at(older).unfinished > 0) ASSERT_TRUE(driver.Step());
+  EXPECT_EQ(driver.scheduler().CountsOf(replaying).preemptions, 1);
+  EXPECT_EQ(driver.scheduler().CountsOf(replaying).cached_tokens, 1024 - 900);
+  while (driver.Step()) continue;
+  EXPECT_GT(driver.replayed_tokens(), 900);
+  driver.ExpectAsAlone(random);
+  driver.ExpectNothingLeft();
+}
+
+TEST(Scheduler, AReplayIsCancelledAsAnyPrompt) {
   Driver driver({.max_sequences = 2, .context_blocks = 10});
   driver.Add(BranchingPrompt(1100, 700, 8), 2);
   while (driver.Step()) continue;
@@ -456,6 +502,7 @@ TEST(Scheduler, RefusesLimitsUnderWhichItCouldNotGoOn) {
   EXPECT_NE(error(sizes, 4, 131).find("4 + 128 = 132"), std::string::npos);
   EXPECT_NE(error(sizes, 4, 161).find("at most 160"), std::string::npos);
   EXPECT_NE(error(sizes, 0, 160).find("max_num_seqs"), std::string::npos);
+  EXPECT_NE(error({.replay_tokens = 126}, 4, 160).find("replays of 126"), std::string::npos);
   EXPECT_NE(error(sizes, 5, 160).find("state slots"), std::string::npos);
   EXPECT_NE(error({.context_blocks = 2, .max_model_len = 513}, 4, 160).find("use 2 to 512"),
             std::string::npos);

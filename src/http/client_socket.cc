@@ -18,7 +18,6 @@ constexpr int kSendBufferBytes = 128 << 10;
 
 }  // namespace
 
-// Errors do not matter: a unix socket has some of these options only.
 void SetOptionsOfClients(int listening) {
   const auto set = [&](int level, int name, int value) {
     ::setsockopt(listening, level, name, &value, sizeof(value));

@@ -61,7 +61,7 @@ int Listen(const sockaddr* address, socklen_t size) {
   if (socket < 0) return -1;
   const int yes = 1;  // a port that was in use a moment ago may be used again
   ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
-  SetOptionsOfClients(socket);
+  if (address->sa_family != AF_UNIX) SetOptionsOfClients(socket);
   if (::bind(socket, address, size) == 0 && ::listen(socket, SOMAXCONN) == 0) return socket;
   const int error = errno;
   ::close(socket);

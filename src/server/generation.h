@@ -1,6 +1,6 @@
 // One request that generates, from its body to its answer.
 //
-//   IO thread   GenerationReply::Create posts the body to the pool
+//   IO thread   Generate posts the body to the pool
 //   pool        parse, tokenise, submit to the engine
 //   engine      events into the mailbox, which wakes the connection
 //   IO thread   Poll: events -> chunks, or one body (a long one: on the pool)
@@ -37,7 +37,8 @@ struct GenerationContext {
 };
 
 // `chat`: the body is one of /v1/chat/completions, else of /v1/completions. `call`: its log entry.
-// A pool that is full gives the answer for a full queue. A request with the field
+// An engine that takes no request now is told before the body is parsed; a pool that is full gives
+// the answer for a full queue. A request with the field
 // "x-halfbyte-timing: on" gets comments in its stream that say when tokens were drawn.
 std::unique_ptr<HttpReply> Generate(const GenerationContext& context, WorkPool& pool, bool chat,
                                     HttpRequest request, Wake wake,

@@ -65,6 +65,7 @@ Result<std::unique_ptr<Executor>> MakeFake(const ServedModelOptions& options,
   std::this_thread::sleep_for(duration(fake.load_seconds));
   FakeOptions made{
       .limits = {.window = kWindow,
+                 .replay_tokens = FakeExecutor::ReplayTokens(kWindow),
                  .batch_tokens = options.transformer.batch_tokens,
                  .max_model_len = options.max_model_len.value_or(kFakeModelLen),
                  .vocabulary = tokenizer.vocab_size()},

@@ -166,7 +166,8 @@ struct Metrics::State {
   Counter& cache_queries =
       Counters("prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache").Add({});
   Counter& cache_hits =
-      Counters("prefix_cache_hits_total", "Prompt tokens found in the prefix cache").Add({});
+      Counters("prefix_cache_hits_total", "Prompt tokens not computed thanks to the prefix cache")
+          .Add({});
   Counter& missed_snapshots =
       Counters("prefix_cache_missed_snapshot_tokens_total",
                "Prompt tokens computed again although their blocks were found: no snapshot")

@@ -168,7 +168,7 @@ class Supervisor {
         "SIGUSR1: {} connections, {} unfinished requests, sequences: {} running, {} waiting, {} "
         "preemptions; {} steps, {} prompt and {} generated tokens; pools (used of): context "
         "blocks {} of {} ({} by sequences), window pages {} of {}, state slots {} of {}, tails {} "
-        "of {}; prefix cache: {} of {} tokens found, {} computed again",
+        "of {}; prefix cache: {} of {} tokens taken, {} found but computed again",
         server_.connections(), engine->unfinished_requests, counts.running, counts.waiting,
         counts.preemptions, engine->steps, engine->prompt_tokens, engine->generation_tokens,
         used.context_blocks, size.context_blocks, counts.context_blocks_referenced,

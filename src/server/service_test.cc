@@ -1,5 +1,6 @@
 #include "server/service.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -263,6 +264,9 @@ TEST(Service, AnswersAFullQueueAtOnceWithATimeToRetry) {
     EXPECT_GE(std::stoi(exchange->field("Retry-After")), 1);
   }
   EXPECT_EQ(answered + refused, 40);
+  Exchange metrics(*service, Get("/metrics"));
+  EXPECT_NE(metrics.body().find(fmt::format(R"(reason="queue_full"}} {})", refused)),
+            std::string::npos);
   EXPECT_GE(answered, 5);
   EXPECT_GE(refused, 1);
 }

@@ -35,7 +35,7 @@ def test_a_full_queue_is_429_and_a_retry_waits_as_told(narrow, monkeypatch):
     assert caught.value.code == "queue_full"
     told = caught.value.response.headers["retry-after"]
     assert 1 <= int(told) <= 60
-    # Nobody reads a request that there is no room for.
+    # Nobody parses a request that there is no room for.
     assert narrow.request("/v1/completions", b"[")[0] == 429
 
     slept = []
@@ -49,7 +49,7 @@ def test_a_full_queue_is_429_and_a_retry_waits_as_told(narrow, monkeypatch):
     answer = narrow.client(max_retries=2).completions.create(model=None, prompt="b", max_tokens=1)
     assert answer.choices[0].finish_reason == "length"
     assert slept == [float(told)]
-    until(lambda: narrow.request("/v1/completions", b"[")[0] == 400, "read again")
+    until(lambda: narrow.request("/v1/completions", b"[")[0] == 400, "parsed again")
 
 
 def test_leaving_a_stream_cancels_it(fake):
