@@ -92,6 +92,7 @@ PrefixCache::Match PrefixCache::Find(std::string_view salt, std::span<const int3
   Match match;
   Block* found = nullptr;
   Block* usable = nullptr;  // the last one with a snapshot
+  int64_t usable_tokens = 0;
   const int64_t most = std::min(limit, std::ssize(tokens)) / kContextBlockTokens;
   for (int64_t i = 0; i < most; ++i) {
     const std::span<const int32_t> ids = BlockIds(tokens, i);
@@ -99,12 +100,13 @@ PrefixCache::Match PrefixCache::Find(std::string_view salt, std::span<const int3
     if (next == nullptr) break;
     found = next;
     match.found_tokens += kContextBlockTokens;
-    if (found->snapshot) usable = found;
+    if (!found->snapshot) continue;
+    usable = found;
+    usable_tokens = match.found_tokens;
   }
-  match.chain = Chain(this, usable, std::string(salt));
-  if (match.found_tokens - replay_tokens > match.chain.tokens()) {
-    match.chain = Chain(this, found, std::string(salt));
-  } else if (usable != nullptr) {
+  const bool replays = match.found_tokens - replay_tokens > usable_tokens;
+  match.chain = Chain(this, replays ? found : usable, std::string(salt));
+  if (!replays && usable != nullptr) {
     match.snapshot = &*usable->snapshot;
     usable->rolling = false;
     UseSnapshot(usable);
@@ -133,7 +135,7 @@ void PrefixCache::Unhold(Block* last) {
 
 void PrefixCache::Extend(Chain& chain, Sequence& sequence, std::span<const int32_t> tokens) {
   if (!enabled_) return;
-  int64_t depth = chain.last_ != nullptr ? chain.last_->number + 1 : 0;
+  int64_t depth = chain.tokens() / kContextBlockTokens;
   for (; (depth + 1) * kContextBlockTokens <= std::ssize(tokens); ++depth) {
     const std::span<const int32_t> ids = BlockIds(tokens, depth);
     const uint64_t key = KeyAfter(chain.last_, chain.salt_, ids);

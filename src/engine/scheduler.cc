@@ -184,8 +184,6 @@ Result<Sequence> Scheduler::Start(const PrefixCache::Match& match) {
 
 // The next position at which a snapshot is due while the prompt lasts.
 int64_t Scheduler::NextSnapshot(Entry& entry, int64_t position) const {
-  const int64_t replay_end = entry.life.memory().sequence.pages().replay_end;
-  if (position < replay_end) return replay_end;
   int64_t next = RoundDown(position, kSnapshotInterval) + kSnapshotInterval;
   for (const int64_t due :
        {entry.life.branch_point(), RoundDown(std::ssize(entry.tokens), kContextBlockTokens)}) {

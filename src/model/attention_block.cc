@@ -174,7 +174,6 @@ void AttentionBlock::StoreRows(const Step& step, const Projected& projected) con
                     [&](const SequencePages& pages, CompressorSequence& s) {
                       s.ring = step.cache->AttentionRing(pages, layer_);
                       s.entries = step.cache->CompressedRows(pages, layer_);
-                      s.first_entry = pages.replay_end / kind_.compress_rate;
                     });
   }
   if (indexer_) {
@@ -182,7 +181,6 @@ void AttentionBlock::StoreRows(const Step& step, const Projected& projected) con
                     [&](const SequencePages& pages, CompressorSequence& s) {
                       s.ring = step.cache->IndexerRing(pages, layer_);
                       s.entries = step.cache->IndexRows(pages, layer_);
-                      s.first_entry = pages.replay_end / kind_.compress_rate;
                     });
   }
   if (step.stored != nullptr) step.stored->Advance();
@@ -212,8 +210,13 @@ template <class Row, class Fill>
 void AttentionBlock::StoreCompressed(const Step& step, const CompressorWeights& weights,
                                      const CompressorInput& input, const Row& row,
                                      const Fill& fill) const {
-  Compress(*step.context, MakeCompressor(weights), JoinSequences<CompressorSequence>(step, fill),
-           input.kv, input.score, step.rounding, row);
+  const auto sequences = JoinSequences<CompressorSequence>(
+      step, [&](const SequencePages& pages, CompressorSequence& s) {
+        s.first_entry = pages.replay_end / kind_.compress_rate;
+        fill(pages, s);
+      });
+  Compress(*step.context, MakeCompressor(weights), sequences, input.kv, input.score, step.rounding,
+           row);
 }
 
 void AttentionBlock::Select(const Step& step, MatrixView<float> q, MatrixView<float> weights,

@@ -57,12 +57,12 @@ struct FreeCounts {
 };
 
 // Reserves and advances; the rows hold nothing.
-void Grow(KvCache& cache, Sequence& sequence, int64_t tokens, int64_t chunk = 64) {
+void Grow(KvPages& pages, Sequence& sequence, int64_t tokens, int64_t chunk = 64) {
   for (; tokens > 0; tokens -= chunk) {
     const int64_t count = std::min(tokens, chunk);
-    const Status status = cache.pages().Reserve(sequence, count);
+    const Status status = pages.Reserve(sequence, count);
     ASSERT_TRUE(status.has_value()) << status.error().message;
-    cache.pages().Advance(sequence, count);
+    pages.Advance(sequence, count);
   }
 }
 
@@ -89,7 +89,7 @@ TEST(KvCache, AThousandTokensHoldWhatTheCaseSays) {  // kv-rows-1000, MDL-08
   const auto cache = Make({.sequences = 1, .context_tokens = 1000});
   Sequence sequence = *cache->NewSequence();
   const FreeCounts before(*cache);
-  Grow(*cache, sequence, 1000);
+  Grow(cache->pages(), sequence, 1000);
   // 250 entries at rate 4 and 7 at rate 128, in 4 blocks; 128 window rows, in 3 pages at most.
   EXPECT_EQ(before.blocks - cache->pages().free().context_blocks, 4);
   EXPECT_EQ(cache->memory().CompressedRows(sequence.pages(), 1).rows_per_page, 64);
@@ -124,7 +124,7 @@ TEST(KvCache, AnySharingOfTheContextFits) {  // every sequence rounds up to whol
       const int64_t share = i + 1 == sequences ? left : static_cast<int64_t>(random() % (left + 1));
       left -= share;
       alive.push_back(*cache->NewSequence());
-      Grow(*cache, alive.back(), share);
+      Grow(cache->pages(), alive.back(), share);
     }
   }
 }
@@ -136,7 +136,7 @@ TEST(KvCache, WindowPagesSufficeForEveryBatchItWasMadeFor) {
     std::vector<Sequence> alive;
     for (int64_t i = 0; i < 4; ++i) {
       alive.push_back(*cache->NewSequence());
-      Grow(*cache, alive.back(), 383 + 64 * i, 4);
+      Grow(cache->pages(), alive.back(), 383 + 64 * i, 4);
     }
     for (int64_t shift = 0; shift < 64; ++shift) {
       for (Sequence& sequence : alive) {
@@ -180,7 +180,7 @@ TEST(KvCache, WindowPagesAreFreedOnceOutOfReachAndNeverEarlier) {
 TEST(KvCache, AnExhaustedPoolIsAnErrorAndChangesNothing) {
   const auto cache = Make({.sequences = 2, .context_tokens = 512, .batch_tokens = 64});
   Sequence sequence = *cache->NewSequence();
-  Grow(*cache, sequence, 100);
+  Grow(cache->pages(), sequence, 100);
   const FreeCounts before(*cache);
   const Status blocks = cache->pages().Reserve(sequence, 700);  // more blocks than there are
   ASSERT_FALSE(blocks);
@@ -205,7 +205,7 @@ TEST(KvCache, TooLongAChunkLacksWindowPagesAndChangesNothing) {
   const FreeCounts before(*cache);
   EXPECT_FALSE(cache->pages().Reserve(sequence, 8192));
   EXPECT_EQ(FreeCounts(*cache), before);
-  Grow(*cache, sequence, 8192);
+  Grow(cache->pages(), sequence, 8192);
 }
 
 TEST(KvCache, ReservingTwiceTakesNothingMore) {
@@ -222,7 +222,7 @@ TEST(KvCache, SnapshotsExistAtMultiplesOf256Only) {
   const auto cache = Make({.sequences = 1, .context_tokens = 1024, .snapshots = 9});
   Sequence sequence = *cache->NewSequence();
   for (const int64_t position : {0, 1, 255, 256, 257, 384, 511, 512, 768}) {
-    Grow(*cache, sequence, position - sequence.position());
+    Grow(cache->pages(), sequence, position - sequence.position());
     const FreeCounts before(*cache);
     const auto snapshot = cache->TakeSnapshot(sequence);
     EXPECT_EQ(snapshot.has_value(), position > 0 && position % 256 == 0) << position;
@@ -238,7 +238,7 @@ TEST(KvCache, SnapshotsExistAtMultiplesOf256Only) {
 TEST(KvCache, TheBudgetOfSnapshotsIsKeptAndComesBack) {
   const auto cache = Make({.sequences = 1, .context_tokens = 1024, .snapshots = 1});
   Sequence sequence = *cache->NewSequence();
-  Grow(*cache, sequence, 256);
+  Grow(cache->pages(), sequence, 256);
   {
     const Snapshot snapshot = *cache->TakeSnapshot(sequence);
     const auto another = cache->TakeSnapshot(sequence);
@@ -248,7 +248,7 @@ TEST(KvCache, TheBudgetOfSnapshotsIsKeptAndComesBack) {
   EXPECT_TRUE(cache->TakeSnapshot(sequence));
   const auto none = Make({.sequences = 1, .context_tokens = 1024});
   Sequence without = *none->NewSequence();
-  Grow(*none, without, 256);
+  Grow(none->pages(), without, 256);
   EXPECT_FALSE(none->TakeSnapshot(without));
 }
 
@@ -257,16 +257,16 @@ TEST(KvCache, ASnapshotOutlivesItsSequenceAndKeepsTwoWindowPages) {
   const FreeCounts start(*cache);
   {
     auto sequence = std::make_optional(*cache->NewSequence());
-    Grow(*cache, *sequence, 512);
+    Grow(cache->pages(), *sequence, 512);
     const Snapshot snapshot = *cache->TakeSnapshot(*sequence);
-    Grow(*cache, *sequence, 300);
+    Grow(cache->pages(), *sequence, 300);
     sequence.reset();
     EXPECT_EQ(start.blocks - cache->pages().free().context_blocks, 2);
     EXPECT_EQ(start.pages - cache->pages().free().window_pages, 2);
     EXPECT_EQ(cache->pages().free().state_slots, start.slots);
     Sequence continued = *cache->Continue(snapshot);
     EXPECT_EQ(continued.position(), 512);
-    Grow(*cache, continued, 100);
+    Grow(cache->pages(), continued, 100);
     const Sequence second = *cache->Continue(snapshot);
     const FreeCounts before(*cache);
     EXPECT_FALSE(cache->Continue(snapshot));  // no slot left
@@ -280,7 +280,7 @@ TEST(KvCache, MovingHandsOverThePages) {
   const FreeCounts start(*cache);
   {
     Sequence a = *cache->NewSequence();
-    Grow(*cache, a, 300);
+    Grow(cache->pages(), a, 300);
     const FreeCounts with_a(*cache);
     const int32_t* table = cache->memory().CompressedRows(a.pages(), 1).table;
     const int32_t first = table[0];
@@ -289,7 +289,7 @@ TEST(KvCache, MovingHandsOverThePages) {
     EXPECT_EQ(b.position(), 300);
     EXPECT_EQ(cache->memory().CompressedRows(b.pages(), 1).table[0], first);
     Sequence c = *cache->NewSequence();
-    Grow(*cache, c, 700);
+    Grow(cache->pages(), c, 700);
     c = std::move(b);  // gives c's own pages back
     EXPECT_EQ(FreeCounts(*cache), with_a);
     EXPECT_EQ(c.position(), 300);
@@ -305,7 +305,7 @@ TEST(KvCache, MovingHandsOverThePages) {
     EXPECT_EQ(cache->pages().free().state_slots, start.slots - 2);
     EXPECT_EQ(cache->pages().free().context_blocks, start.blocks);
 
-    Grow(*cache, many[0], 256);
+    Grow(cache->pages(), many[0], 256);
     Snapshot one = *cache->TakeSnapshot(many[0]);
     Snapshot two = *cache->TakeSnapshot(many[0]);
     EXPECT_FALSE(cache->TakeSnapshot(many[0]));
@@ -544,10 +544,7 @@ TEST(KvPages, AForkSharesFullPagesAndCopiesTheOthers) {
   KvPages pages(sizes, /*window=*/128);
   {
     Sequence one = *pages.NewSequence();
-    for (int64_t i = 0; i < 5; ++i) {
-      ASSERT_TRUE(pages.Reserve(one, 60));
-      pages.Advance(one, 60);
-    }
+    Grow(pages, one, 300, 60);
     const KvPoolSizes before = pages.free();
     std::vector<PageCopy> copies;
     const Sequence fork = *pages.Fork(one, copies);
@@ -570,10 +567,7 @@ TEST(KvPages, AReplayHasBlocksAndNoWindowBeforeItsStart) {
   KvPages pages(sizes, /*window=*/128);
   {
     Sequence first = *pages.NewSequence();
-    for (int i = 0; i < 4; ++i) {
-      ASSERT_TRUE(pages.Reserve(first, 256));
-      pages.Advance(first, 256);
-    }
+    Grow(pages, first, 1024);
     const std::vector<int32_t> blocks = first.pages().context_blocks;
     const int64_t windows = pages.free().window_pages;
     Sequence replay = *pages.Replay(blocks, 300);

@@ -38,8 +38,8 @@ struct GenerationContext {
 
 // `chat`: the body is one of /v1/chat/completions, else of /v1/completions. `call`: its log entry.
 // An engine that takes no request now is told before the body is parsed; a pool that is full gives
-// the answer for a full queue. A request with the field
-// "x-halfbyte-timing: on" gets comments in its stream that say when tokens were drawn.
+// the answer for a full queue. A request with the field "x-halfbyte-timing: on" gets comments in
+// its stream that say when tokens were drawn.
 std::unique_ptr<HttpReply> Generate(const GenerationContext& context, WorkPool& pool, bool chat,
                                     HttpRequest request, Wake wake,
                                     std::shared_ptr<CallRecord> call);
