@@ -168,7 +168,6 @@ AttentionBlock::Projected AttentionBlock::Project(const Step& step, MatrixView<c
 
 void AttentionBlock::StoreRows(const Step& step, const Projected& projected) const {
   NormAndStoreWindow(step, projected);
-  if (step.before != nullptr) step.before->Await(layer_ + 1);
   if (compressor_) {
     StoreCompressed(step, *compressor_, projected.entries, step.cache->kv_row(),
                     [&](const SequencePages& pages, CompressorSequence& s) {
@@ -183,7 +182,6 @@ void AttentionBlock::StoreRows(const Step& step, const Projected& projected) con
                       s.entries = step.cache->IndexRows(pages, layer_);
                     });
   }
-  if (step.stored != nullptr) step.stored->Advance();
 }
 
 void AttentionBlock::NormAndStoreWindow(const Step& step, const Projected& projected) const {

@@ -2,7 +2,6 @@
 
 #include <vector>
 
-#include "base/check.h"
 #include "kernels/elementwise/elementwise.h"
 #include "kernels/grouped_linear/grouped_linear.h"
 #include "kernels/linear/linear.h"
@@ -37,26 +36,6 @@ void Projection::Forward(const Step& step, MatrixView<const float> x, MatrixView
                          Rounding rounding) const {
   const Output output{this, y, rounding};
   ForwardAll(step, x, {&output, 1});
-}
-
-Projection::Operand Projection::Prepare(const Step& step, MatrixView<const float> x) const {
-  HB_CHECK(groups_ == 1, "{} groups", groups_);
-  Operand operand{.x = x};
-  if (packed_) {
-    auto* rows = step.arena->Take<std::byte>(x.rows * MaxOperandRowBytes(x.columns));
-    PrepareOperands(*step.context, x, *packed_, rows);
-    operand.packed = rows;
-  }
-  return operand;
-}
-
-void Projection::ForwardColumns(const Context& context, const Operand& x, int64_t begin,
-                                int64_t end, MatrixView<float> y) const {
-  if (packed_) {
-    PackedLinearColumns(context, {&*packed_, y}, x.packed, begin, end);
-  } else {
-    LinearRange(context, x.x, stored_, begin, end, y);
-  }
 }
 
 void Projection::ForwardAll(const Step& step, MatrixView<const float> x,

@@ -43,17 +43,6 @@ class Projection {
   static void ForwardAll(const Step& step, MatrixView<const float> x,
                          std::span<const Output> outputs);
 
-  // Forward in two steps, for threads that share out y's columns: x made ready once, in the step's
-  // arena, then columns [begin, end) of y from it, in the calling thread. Of one group; begin is a
-  // multiple of 16, end too or y's end.
-  struct Operand {
-    MatrixView<const float> x;
-    const std::byte* packed = nullptr;
-  };
-  Operand Prepare(const Step& step, MatrixView<const float> x) const;
-  void ForwardColumns(const Context& context, const Operand& x, int64_t begin, int64_t end,
-                      MatrixView<float> y) const;
-
  private:
   int64_t groups_ = 1;
   WeightMatrix stored_;  // its bytes are not read if packed_

@@ -2,12 +2,10 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <span>
 #include <vector>
 
-#include "base/await.h"
 #include "checkpoint/model_config.h"
 #include "device/arena.h"
 #include "device/context.h"
@@ -40,23 +38,6 @@ struct PlacedItem {
   int64_t position() const { return pages->position + offset; }
 };
 
-// How far a thread is with the tokens before another thread's, where a sequence's chunk is cut
-// between two: the layers in which their rows are in the cache.
-class StoredLayers {
- public:
-  void Reset() { layers_.store(0, std::memory_order_relaxed); }
-  void Advance() {
-    layers_.fetch_add(1, std::memory_order_release);
-    layers_.notify_all();
-  }
-  void Await(int64_t layers) const {
-    halfbyte::Await(layers_, [layers](int64_t stored) { return stored >= layers; });
-  }
-
- private:
-  alignas(64) std::atomic<int64_t> layers_{0};
-};
-
 struct Step {
   const Context* context = nullptr;
   const KvMemory* cache = nullptr;
@@ -64,9 +45,7 @@ struct Step {
   MoeWorkspace* moe_workspace = nullptr;
   ExpertExchange* expert_exchange = nullptr;  // null: this rank has all experts
   Rounding rounding = Rounding::kNone;
-  int64_t reference_tokens = 0;          // TransformerOptions
-  const StoredLayers* before = nullptr;  // null: there are no other tokens to wait for
-  StoredLayers* stored = nullptr;        // null: nobody waits for these
+  int64_t reference_tokens = 0;  // TransformerOptions
 
   int64_t tokens = 0;
   std::vector<int64_t> rows;       // [tokens], ascending: where they stand in a larger step, if any

@@ -7,14 +7,10 @@
 #include "base/check.h"
 #include "kernels/elementwise/elementwise.h"
 #include "kernels/rms_norm/rms_norm.h"
-#include "model/head_shares.h"
 #include "model/rope_config.h"
 
 namespace halfbyte {
 namespace {
-
-// A model of up to so many bytes is taken to lie in the caches of each thread.
-constexpr int64_t kCachedModel = 32 * 1024 * 1024;
 
 int64_t CountLogitRows(const PlacedItem& item) {
   switch (item.logits) {
@@ -122,28 +118,10 @@ Status Transformer::LoadWeights() {
                        std::move(ffn_hc), std::move(attention), std::move(moe)});
     progress.Advance(layer_bytes[static_cast<size_t>(l)]);
   }
-  if (placement.ranks() > 1) {
-    expert_exchange_.emplace(*options_.communicator, MoeBlock::Limits(c, options_.batch_tokens));
-  }
-  OpenLanes(std::reduce(layer_bytes.begin(), layer_bytes.end()));
+  const MoeLimits limits = MoeBlock::Limits(c, options_.batch_tokens);
+  if (placement.ranks() > 1) expert_exchange_.emplace(*options_.communicator, limits);
+  moe_workspace_.emplace(limits);
   return {};
-}
-
-void Transformer::OpenLanes(int64_t weight_bytes) {
-  const MoeLimits limits = MoeBlock::Limits(config(), options_.batch_tokens);
-  lanes_.emplace_back(context_, limits);
-  // What w4a4 counts (MoeCounters) and what ranks exchange is of the whole batch.
-  const bool shares =
-      weight_bytes <= kCachedModel && !expert_exchange_ && options_.arithmetic != Arithmetic::kW4a4;
-  for (int i = 0; shares && i < context_.pool().threads(); ++i) {
-    lanes_.emplace_back(Context(caller_, context_.isa()), limits);
-  }
-}
-
-int64_t Transformer::workspace_bytes() const {
-  int64_t bytes = logits_.capacity_bytes();
-  for (const Lane& lane : lanes_) bytes += lane.arena.capacity_bytes();
-  return bytes;
 }
 
 Result<std::unique_ptr<KvCache>> Transformer::NewCache(KvCacheLimits limits) const {
@@ -183,11 +161,11 @@ Status Transformer::CheckBatch(std::span<const PlacedItem> batch) const {
   return {};
 }
 
-Step Transformer::MakeStep(Lane& lane, const KvMemory& memory, std::span<const PlacedItem> batch) {
-  Step step{.context = &lane.context,
+Step Transformer::MakeStep(const KvMemory& memory, std::span<const PlacedItem> batch) {
+  Step step{.context = &context_,
             .cache = &memory,
-            .arena = &lane.arena,
-            .moe_workspace = &lane.moe_workspace,
+            .arena = &arena_,
+            .moe_workspace = &*moe_workspace_,
             .expert_exchange = expert_exchange_ ? &*expert_exchange_ : nullptr,
             .rounding = rounding_,
             .reference_tokens = options_.reference_tokens};
@@ -205,7 +183,7 @@ Step Transformer::MakeStep(Lane& lane, const KvMemory& memory, std::span<const P
   return step;
 }
 
-Step Transformer::MakeWantedStep(Lane& lane, const Step& step, std::span<const PlacedItem> batch) {
+Step Transformer::MakeWantedStep(const Step& step, std::span<const PlacedItem> batch) {
   std::vector<PlacedItem> items;
   std::vector<int64_t> rows;
   for (size_t i = 0; i < batch.size(); ++i) {
@@ -217,7 +195,7 @@ Step Transformer::MakeWantedStep(Lane& lane, const Step& step, std::span<const P
                      item.offset + before});
     for (int64_t t = 0; t < count; ++t) rows.push_back(step.spans[i].first + before + t);
   }
-  Step wanted = MakeStep(lane, *step.cache, items);
+  Step wanted = MakeStep(*step.cache, items);
   wanted.rows = std::move(rows);
   return wanted;
 }
@@ -246,69 +224,30 @@ Result<MatrixView<const float>> Transformer::Forward(KvMemory& memory,
   HB_RETURN_IF_ERROR(CheckBatch(batch));
   logits_.Reset();
   const MatrixView<float> logits = logits_.Matrix(CountLogitRows(batch), config().vocab_size);
-  const std::vector<BatchShare> shares = ShareBatch(batch, probe == nullptr ? ThreadsToShare() : 1);
-  if (!shares.empty()) {
-    RunShares(memory, shares, logits);
-    return logits;
-  }
-  Lane& all = lanes_[0];
-  const Step step = MakeStep(all, memory, batch);
-  HB_ASSIGN_OR_RETURN(const auto x, RunLayers(all, step, batch, probe));
+  const Step step = MakeStep(memory, batch);
+  HB_ASSIGN_OR_RETURN(const auto x, RunLayers(step, batch, probe));
   head_.Forward(step, x, logits);
   return logits;
 }
 
-int Transformer::ThreadsToShare() {
-  // Observers see one whole batch after the other.
-  for (Layer& layer : layers_) {
-    if (layer.moe.routed().observed()) return 1;
-  }
-  return static_cast<int>(std::ssize(lanes_)) - 1;
-}
-
-void Transformer::RunShares(const KvMemory& memory, std::span<const BatchShare> shares,
-                            MatrixView<float> logits) {
-  std::vector<MatrixView<float>> rows;
-  int64_t row = 0;
-  for (size_t i = 0; i < shares.size(); ++i) {
-    rows.push_back(logits.Rows(row, CountLogitRows(shares[i].items)));
-    row += rows.back().rows;
-    lanes_[i + 1].stored.Reset();
-  }
-  HeadShares heads(head_, shares.size());
-  // A share waits for earlier ones only, and those are begun first.
-  context_.pool().ParallelFor(std::ssize(shares), /*grain=*/1, [&](int64_t begin, int64_t end) {
-    for (auto i = static_cast<size_t>(begin); i < static_cast<size_t>(end); ++i) {
-      heads.Begin(i);
-      Lane& lane = lanes_[i + 1];
-      Step step = MakeStep(lane, memory, shares[i].items);
-      step.stored = &lane.stored;
-      if (shares[i].continues) step.before = &lanes_[i].stored;
-      const auto x = RunLayers(lane, step, shares[i].items, nullptr);
-      HB_CHECK(x.has_value(), "{}", x.error().message);  // only other ranks can fail
-      heads.Finish(lane.context, i, head_.Prepare(step, *x), rows[i]);
-    }
-  });
-}
-
-Result<MatrixView<const float>> Transformer::RunLayers(Lane& lane, const Step& step,
+Result<MatrixView<const float>> Transformer::RunLayers(const Step& step,
                                                        std::span<const PlacedItem> batch,
                                                        LayerProbe* probe) {
-  lane.arena.Reset();
+  arena_.Reset();
   const int64_t n = config().hc_streams;
-  const auto matrix = [&](int64_t columns) { return lane.arena.Matrix(step.tokens, columns); };
+  const auto matrix = [&](int64_t columns) { return arena_.Matrix(step.tokens, columns); };
   const BlockRows rows{.streams = matrix(n * config().hidden_size),
                        .x = matrix(config().hidden_size),
                        .post = matrix(n),
                        .comb = matrix(n * n),
                        .mix = matrix((2 + n) * n)};
-  EmbedTokens(lane.context, embedding_, step.token_ids, n, rounding_, rows.streams);
+  EmbedTokens(context_, embedding_, step.token_ids, n, rounding_, rows.streams);
   step.ForTokens([&](int64_t first, int64_t count) {
     BlockInput(step, layers_[0].attention_hc, layers_[0].attention_norm, rows, first, count);
   });
   // In the last layer only tokens with logits have to get beyond the cache, unless somebody looks.
   const bool all_wanted = CountLogitRows(batch) == step.tokens;
-  const Step fewer = all_wanted ? Step() : MakeWantedStep(lane, step, batch);
+  const Step fewer = all_wanted ? Step() : MakeWantedStep(step, batch);
   const Step& wanted = all_wanted ? step : fewer;
   const int64_t last = config().layer_count() - 1;
   const bool looked_at = probe != nullptr || layers_.back().moe.routed().observed();

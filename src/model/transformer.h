@@ -9,12 +9,9 @@
 // other sequences, threads or instruction set: the bits are equal.
 //
 // Threads share out the loops of a step: each reads its part of the weights, and waits for the
-// others at the end of every loop. Where the weights lie in the caches, reading them twice costs
-// less than waiting: there each thread takes its share of the tokens (batch_shares.h) through all
-// layers alone, if there are enough, and helps the others with the last product (head_shares.h).
+// others at the end of every loop.
 #pragma once
 
-#include <deque>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -23,13 +20,11 @@
 
 #include "base/progress.h"
 #include "base/result.h"
-#include "base/thread_pool.h"
 #include "checkpoint/model_checkpoint.h"
 #include "comm/communicator.h"
 #include "device/arena.h"
 #include "device/context.h"
 #include "model/attention_block.h"
-#include "model/batch_shares.h"
 #include "model/hyper_connection_weights.h"
 #include "model/kv_cache.h"
 #include "model/math_mode.h"
@@ -102,7 +97,6 @@ class Transformer {
     return layers_[static_cast<size_t>(layer)].moe.counters();
   }
   MoeBlock& moe(int64_t layer) { return layers_[static_cast<size_t>(layer)].moe; }
-  int64_t workspace_bytes() const;
 
  private:
   struct Layer {
@@ -114,34 +108,18 @@ class Transformer {
     MoeBlock moe;
   };
 
-  // What a step works with besides weights.
-  struct Lane {
-    Lane(const Context& its_context, const MoeLimits& limits)
-        : context(its_context), moe_workspace(limits) {}
-
-    const Context context;
-    MoeWorkspace moe_workspace;
-    Arena arena;
-    StoredLayers stored;
-  };
-
   Transformer(ModelCheckpoint checkpoint, const TransformerOptions& options,
               const Context& context);
   Result<ExpertPlacement> PlaceExperts() const;
   Status LoadWeights();
-  void OpenLanes(int64_t weight_bytes);
   std::vector<int64_t> LayerBytes() const;
   Status CheckBatch(std::span<const PlacedItem> batch) const;
-  // The forward pass of `batch` in a lane, up to what meets the head: rows of the tokens that get
-  // logits.
-  Result<MatrixView<const float>> RunLayers(Lane& lane, const Step& step,
-                                            std::span<const PlacedItem> batch, LayerProbe* probe);
-  int ThreadsToShare();
-  void RunShares(const KvMemory& memory, std::span<const BatchShare> shares,
-                 MatrixView<float> logits);
-  Step MakeStep(Lane& lane, const KvMemory& memory, std::span<const PlacedItem> batch);
+  // The forward pass of `batch` up to what meets the head: rows of the tokens that get logits.
+  Result<MatrixView<const float>> RunLayers(const Step& step, std::span<const PlacedItem> batch,
+                                            LayerProbe* probe);
+  Step MakeStep(const KvMemory& memory, std::span<const PlacedItem> batch);
   // The tokens of a step that get logits.
-  Step MakeWantedStep(Lane& lane, const Step& step, std::span<const PlacedItem> batch);
+  Step MakeWantedStep(const Step& step, std::span<const PlacedItem> batch);
   // What blocks hand on: the streams and a block's input x, with what its output needs on the way
   // into the streams. Rows of all tokens.
   struct BlockRows {
@@ -172,10 +150,9 @@ class Transformer {
   std::vector<double> window_frequencies_;
   std::vector<double> compressed_frequencies_;
   std::optional<ExpertExchange> expert_exchange_;  // with several ranks
+  std::optional<MoeWorkspace> moe_workspace_;      // once loaded
+  Arena arena_;                                    // of a step
   Arena logits_;
-  ThreadPool caller_{1};  // of lanes that are a thread's own
-  // Of all threads together, then of each thread if they take shares.
-  std::deque<Lane> lanes_;
 };
 
 }  // namespace halfbyte

@@ -222,15 +222,4 @@ void PackedLinear(const Context& context, MatrixView<const float> x, int64_t gro
   });
 }
 
-void PrepareOperands(const Context& context, MatrixView<const float> x, const PackedMatrix& w,
-                     std::byte* operands) {
-  HB_CHECK(x.columns == w.columns, "x [{}, {}], w [{}, {}]", x.rows, x.columns, w.rows, w.columns);
-  PrepareGroups(context, x, /*groups=*/1, KernelOf(w, context.isa()), operands);
-}
-
-void PackedLinearColumns(const Context& context, const PackedProduct& product,
-                         const std::byte* operands, int64_t begin, int64_t end) {
-  MultiplyColumns(product, KernelOf(*product.w, context.isa()), operands, begin, end);
-}
-
 }  // namespace halfbyte

@@ -120,12 +120,4 @@ struct PackedProduct {
 void PackedLinear(const Context& context, MatrixView<const float> x, int64_t groups,
                   std::span<const PackedProduct> products, std::byte* operands);
 
-// PackedLinear of one group and product in two steps, for callers with parallel loops of their own:
-// x [tokens, w.columns] made ready once, then columns [begin, end) of y as above, in the calling
-// thread. `begin` is a multiple of 16, `end` also or w.rows.
-void PrepareOperands(const Context& context, MatrixView<const float> x, const PackedMatrix& w,
-                     std::byte* operands);
-void PackedLinearColumns(const Context& context, const PackedProduct& product,
-                         const std::byte* operands, int64_t begin, int64_t end);
-
 }  // namespace halfbyte
