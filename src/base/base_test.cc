@@ -3,7 +3,9 @@
 
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <filesystem>
+#include <limits>
 #include <numeric>
 #include <thread>
 #include <vector>
@@ -183,6 +185,32 @@ TEST(Json, RefusesWhatALenientParserWouldSwallow) {
   }
   EXPECT_FALSE(ParseJson(std::string(100000, '['), "deep"));
   EXPECT_TRUE(ParseJson("{\"a\":[1,{\"a\":2}],\"b\":{\"a\":3}}", "ok"));
+}
+
+TEST(Json, ReadsAndPrintsTheNumbersThatPythonAddsToJson) {
+  const std::string text =
+      R"({"a":NaN,"b":[-Infinity,{"c":Infinity}],"s":"NaN, -Infinity","-Infinity":-1.5})";
+  const Json json = *ParseJson(text, "c");
+  EXPECT_TRUE(std::isnan(json["a"].get<double>()));
+  EXPECT_EQ(json["b"][0], -std::numeric_limits<double>::infinity());
+  EXPECT_EQ(json["b"][1]["c"], std::numeric_limits<double>::infinity());
+  EXPECT_EQ(json["s"], "NaN, -Infinity");
+  EXPECT_EQ(PrintedJson(json, -1), text);
+  for (const char* wrong : {"NaNs", "nan", "inf", "+Infinity", "--Infinity", "[1NaN]", "- Infinity",
+                            "{NaN:1}", "NaN NaN"}) {
+    EXPECT_FALSE(ParseJson(wrong, "c")) << wrong;
+  }
+}
+
+TEST(Json, AFieldThatIsReadMustBeFinite) {
+  const Json json = *ParseJson(R"({"eps":NaN,"theta":Infinity,"layers":-Infinity})", "c");
+  const JsonObject object = *JsonObject::Of(json, "config.json");
+  EXPECT_EQ(object.Number("eps").error().message,
+            "config.json: field eps must be a finite number, not NaN");
+  EXPECT_EQ(object.Number("theta").error().message,
+            "config.json: field theta must be a finite number, not Infinity");
+  EXPECT_EQ(object.Int("layers").error().message,
+            "config.json: field layers must be an integer, not -Infinity");
 }
 
 TEST(Json, FieldsAreTypedAndNamed) {

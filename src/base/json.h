@@ -1,5 +1,5 @@
 // JSON in, with errors that name the file and the field. Output uses nlohmann::ordered_json as it
-// is.
+// is, or PrintedJson where numbers may be NaN or infinite.
 #pragma once
 
 #include <cstdint>
@@ -16,12 +16,16 @@ namespace halfbyte {
 using Json = nlohmann::ordered_json;
 
 // `source` names the text in errors. Duplicate keys, trailing text, nesting deeper than 64 and
-// invalid UTF-8 are errors.
+// invalid UTF-8 are errors. NaN, Infinity and -Infinity are numbers, as Python's json module writes
+// and reads them by default.
 Result<Json> ParseJson(std::string_view text, std::string_view source);
 Result<Json> ReadJsonFile(const std::filesystem::path& path);
 
+// The inverse, so NaN and Infinity stay what they are; Json::dump would make them null.
+std::string PrintedJson(Json value, int indent);
+
 // A JSON object of one file, read field by field. Absent and null both mean "not there".
-// A field of another type is an error; numbers do not come out of strings.
+// A field of another type is an error; numbers do not come out of strings, and are finite.
 class JsonObject {
  public:
   // Error if `value` is no object. `source` and `where` ("rope_parameters.main") appear in errors.

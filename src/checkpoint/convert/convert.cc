@@ -173,9 +173,10 @@ Status WriteOtherFiles(const fs::path& source, const fs::path& target, const Con
   config = MakeConfig(plan, std::move(config));
   if (plan.format == TargetFormat::kModelOptNvfp4) {
     HB_RETURN_IF_ERROR(WriteFileAtomically(target / "hf_quant_config.json",
-                                           MakeHfQuantConfig(config).dump(kIndent) + "\n"));
+                                           PrintedJson(MakeHfQuantConfig(config), kIndent) + "\n"));
   }
-  HB_RETURN_IF_ERROR(WriteFileAtomically(target / "config.json", config.dump(kIndent) + "\n"));
+  HB_RETURN_IF_ERROR(
+      WriteFileAtomically(target / "config.json", PrintedJson(config, kIndent) + "\n"));
   HB_RETURN_IF_ERROR(CopyOtherFiles(source, target));
   return WriteFileAtomically(target / "model.safetensors.index.json",
                              MakeIndex(plan).dump(kIndent) + "\n");
