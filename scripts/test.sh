@@ -10,6 +10,9 @@
 #                                       those labelled heavy
 #                              tsan     thread sanitizer: the tests labelled threads
 #                              cuda     the CUDA sources compile, where there is an nvcc
+#                              outside  not among all: halfbyte against other people's packages, as
+#                                       tests/outside/requirements.txt names them; the first run
+#                                       downloads 2.8 GB and fills 5.5 GB of build/outside
 #
 # Exits non-zero if a step failed and says which. The last line sums the tests of all runs.
 set -uo pipefail
@@ -69,6 +72,36 @@ run_cuda() {
   fi
 }
 
+# The packages of tests/outside, in an environment of their own; installed when the list changes.
+make_outside_environment() {
+  local wanted=tests/outside/requirements.txt got=build/outside/requirements.txt start=$SECONDS
+  if ! cmp -s "$wanted" "$got"; then
+    rm -rf build/outside && /usr/bin/python3 -m venv build/outside/venv &&
+      build/outside/venv/bin/pip install --quiet --no-compile -r "$wanted" &&
+      cp "$wanted" "$got" || return
+  fi
+  echo "outside: $(du -sh build/outside | cut -f1) in build/outside, ready after" \
+       "$((SECONDS - start)) s"
+}
+run_outside() {
+  local report=$PWD/build/outside/test-report.xml status counts
+  cmake --preset release && cmake --build --preset release -j "$jobs" --target halfbyte &&
+    make_outside_environment || return
+  rm -f "$report"
+  HALFBYTE=$PWD/build/release/bin/halfbyte PYTHONDONTWRITEBYTECODE=1 \
+    build/outside/venv/bin/python -m pytest -p no:cacheprovider --junit-xml "$report" \
+    --durations=10 tests/outside </dev/null
+  status=$?
+  counts=$(grep -o '<testsuite [^>]*>' "$report" 2>/dev/null)
+  if [[ $counts =~ errors=\"([0-9]+)\"\ failures=\"([0-9]+)\"\ skipped=\"([0-9]+)\"\ tests=\"([0-9]+)\" ]]; then
+    local bad=$((BASH_REMATCH[1] + BASH_REMATCH[2])) without=${BASH_REMATCH[3]}
+    passed=$((passed + BASH_REMATCH[4] - bad - without))
+    failed=$((failed + bad))
+    skipped=$((skipped + without))
+  fi
+  return $status
+}
+
 # step NAME COMMAND...: runs it, says how long it took, remembers a failure.
 step() {
   local name=$1 start=$SECONDS outcome=ok
@@ -85,8 +118,8 @@ for word in "$@"; do
   case $word in
     all) steps+=(format cuda asan tsan release) ;;
     fast) steps+=(format fast) ;;
-    format | release | asan | tsan | cuda) steps+=("$word") ;;
-    *) echo "usage: scripts/test.sh [all|fast|format|release|asan|tsan|cuda]..." >&2; exit 2 ;;
+    format | release | asan | tsan | cuda | outside) steps+=("$word") ;;
+    *) echo "usage: scripts/test.sh [all|fast|format|release|asan|tsan|cuda|outside]..." >&2; exit 2 ;;
   esac
 done
 
