@@ -78,6 +78,9 @@ void AddListening(CLI::App& command, ServeFlags& flags) {
                      "File of further keys, one per line; SIGHUP reads it again");
   AddRepeatable(command, "--allowed-origins", service.allowed_origins,
                 "Origin whose pages may call the server; *: all");
+  AddRepeatable(command, "--allowed-hosts", service.allowed_hosts,
+                "Name that clients may call the server by, beside its addresses, localhost and "
+                "--host; .example.com: all below it; *: any; not asked with keys");
   AddDefaulted(command, "--max-connections", http.max_connections, "More get 503")->check(kCount);
   AddDefaulted(command, "--max-request-bytes", http.max_body_bytes, "Larger bodies get 413")
       ->check(kCount);

@@ -1,6 +1,9 @@
 #include "http/http.h"
 
+#include <arpa/inet.h>
+
 #include <algorithm>
+#include <array>
 
 namespace halfbyte {
 namespace {
@@ -22,6 +25,7 @@ class CompleteReply : public HttpReply {
  public:
   explicit CompleteReply(HttpResponse response) : response_(std::move(response)) {}
   Output Poll() override {
+    if (std::chrono::steady_clock::now() < response_.not_before) return {};
     return {.head = std::move(response_.head), .bytes = std::move(response_.body), .done = true};
   }
 
@@ -40,6 +44,19 @@ std::optional<std::string_view> HttpFields::Find(std::string_view name) const {
 
 std::unique_ptr<HttpReply> ReplyWith(HttpResponse response) {
   return std::make_unique<CompleteReply>(std::move(response));
+}
+
+std::string ClientAddress(std::string_view peer) {
+  std::string_view address = peer.substr(0, peer.rfind(':'));
+  if (!address.starts_with('[')) return std::string(address);
+  address = address.substr(1, address.size() - 2);
+  in6_addr bytes{};
+  ::inet_pton(AF_INET6, std::string(address).c_str(), &bytes);
+  if (IN6_IS_ADDR_V4MAPPED(&bytes)) return std::string(address.substr(address.rfind(':') + 1));
+  std::fill(std::begin(bytes.s6_addr) + 8, std::end(bytes.s6_addr), uint8_t{0});
+  std::array<char, INET6_ADDRSTRLEN> text{};
+  ::inet_ntop(AF_INET6, &bytes, text.data(), text.size());
+  return text.data();
 }
 
 bool IsJsonContentType(std::string_view content_type) {

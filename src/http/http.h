@@ -78,6 +78,8 @@ struct HttpHead {
 struct HttpResponse {
   HttpHead head;
   std::string body;
+  // Not sent before that (to the next poll).
+  std::chrono::steady_clock::time_point not_before{};
 };
 
 // An answer under way. Destroyed after its `done` output, or earlier: then the client has gone
@@ -131,6 +133,10 @@ class HttpHandler {
 
 // A reply that is complete from the start.
 std::unique_ptr<HttpReply> ReplyWith(HttpResponse response);
+
+// What of HttpRequest::peer one owner has: the address without the port, of IPv6 its first 64 bits.
+// "127.0.0.1", "2001:db8:0:1::", "unix".
+std::string ClientAddress(std::string_view peer);
 
 // Is this a Content-Type of JSON in UTF-8: application/json, with no parameter but charset=utf-8?
 bool IsJsonContentType(std::string_view content_type);

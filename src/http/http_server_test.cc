@@ -64,6 +64,16 @@ TEST_F(HttpServerTest, ClosesWhenEitherSideWantsTo) {
   }
 }
 
+TEST_F(HttpServerTest, HoldsAnAnswerBackUntilItsTime) {
+  Start([](HttpOptions& options) { options.poll_interval = milliseconds(10); });
+  handler.refused_not_before = steady_clock::now() + milliseconds(100);
+  RawClient held(server->port()), other(server->port());
+  held.Send(Get("/refused"));
+  EXPECT_EQ(other.Ask(Get("/hello"))->status, 200);
+  EXPECT_EQ(held.Read()->status, 401);
+  EXPECT_GE(steady_clock::now(), handler.refused_not_before);
+}
+
 TEST_F(HttpServerTest, ServesHttp10) {
   Start();
   RawClient once(server->port());

@@ -307,5 +307,14 @@ TEST(HttpFields, ContentTypesOfJson) {
   }
 }
 
+TEST(ClientAddress, IsWhatOneOwnerHasOfAPeer) {
+  EXPECT_EQ(ClientAddress("127.0.0.1:50412"), "127.0.0.1");
+  EXPECT_EQ(ClientAddress("[2001:db8:0:1:2:3:4:5]:80"), "2001:db8:0:1::");
+  EXPECT_EQ(ClientAddress("[::1]:80"), "::");
+  EXPECT_EQ(ClientAddress("[::ffff:10.0.0.1]:80"), "10.0.0.1");
+  EXPECT_EQ(ClientAddress("unix"), "unix");
+  EXPECT_EQ(ClientAddress("gone"), "gone");
+}
+
 }  // namespace
 }  // namespace halfbyte

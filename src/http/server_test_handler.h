@@ -83,7 +83,8 @@ class TestHandler : public HttpHandler {
   std::optional<HttpResponse> CheckHead(const HttpRequest& head) override {
     ++heads;
     if (head.path != "/refused") return std::nullopt;
-    return HttpResponse{.head = {.status = 401}, .body = "no key\n"};
+    return HttpResponse{
+        .head = {.status = 401}, .body = "no key\n", .not_before = refused_not_before};
   }
 
   std::unique_ptr<HttpReply> Handle(HttpRequest request, Wake wake) override {
@@ -138,6 +139,7 @@ class TestHandler : public HttpHandler {
   }
 
   std::atomic<int> heads{0}, handled{0};
+  std::chrono::steady_clock::time_point refused_not_before;
 
  private:
   std::mutex mutex_;

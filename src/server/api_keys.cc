@@ -97,6 +97,15 @@ Status ApiKeys::Reload() {
   return {};
 }
 
+size_t ApiKeys::shortest() const {
+  const std::lock_guard lock(mutex_);
+  size_t least = std::string::npos;
+  for (const auto* keys : {&given_, &of_file_}) {
+    for (const std::string& key : *keys) least = std::min(least, key.size());
+  }
+  return least;
+}
+
 bool ApiKeys::Admit(const HttpFields& fields) const {
   if (!required()) return true;
   if (const auto key = fields.Find("x-api-key"); key && Holds(*key)) return true;

@@ -27,9 +27,16 @@ class ApiKeys {
   // Without any key everybody may ask.
   bool required() const { return !given_.empty() || !file_.empty(); }
 
+  // Bytes of the shortest key; without any: the most there are.
+  size_t shortest() const;
+
   // Whether the request brings a valid key: "Authorization: Bearer KEY", "x-api-key: KEY", or Basic
   // with the key as password. The time it takes tells nothing about keys but their length.
   bool Admit(const HttpFields& fields) const;
+  // Whether it brings any.
+  static bool Brought(const HttpFields& fields) {
+    return fields.Find("x-api-key") || fields.Find("authorization");
+  }
 
  private:
   ApiKeys(std::vector<std::string> given, std::filesystem::path file)

@@ -118,6 +118,8 @@ struct Metrics::State {
       Counters("request_success_total", "Finished requests, by how they ended");
   Family<Counter>& rejections =
       Counters("admission_rejections_total", "Requests that were turned away, by error code");
+  Family<Counter>& refused_keys =
+      Counters("refused_keys_total", "Requests with a wrong API key, or without one");
   Family<Counter>& suppressed =
       Counters("markup_suppressed_total", "Pieces of markup kept out of chats, by what they were");
   Histogram& chunk_delay =
@@ -295,6 +297,10 @@ void Metrics::CountAnswer(std::string_view handler, std::string_view method, int
 
 void Metrics::CountRejection(const std::string& reason) {
   state_->rejections.Add({{"reason", reason}}).Increment();
+}
+
+void Metrics::CountRefusedKey(std::string_view reason) {
+  state_->refused_keys.Add({{"reason", std::string(reason)}}).Increment();
 }
 
 void Metrics::ObserveChunkDelay(double seconds) { state_->chunk_delay.Observe(seconds); }

@@ -25,6 +25,8 @@ class Metrics {
   void CountAnswer(std::string_view handler, std::string_view method, int status, double seconds);
   // A generating request was turned away; `reason`: the error's code.
   void CountRejection(const std::string& reason);
+  // A key was refused; `reason`: "missing", "wrong".
+  void CountRefusedKey(std::string_view reason);
   // From a token's draw to its way into the socket.
   void ObserveChunkDelay(double seconds);
 

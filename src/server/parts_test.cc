@@ -6,9 +6,11 @@
 #include <future>
 
 #include "base/file.h"
+#include "server/allowed_hosts.h"
 #include "server/api_keys.h"
 #include "server/lifecycle.h"
 #include "server/metrics.h"
+#include "server/refused_keys.h"
 #include "server/request_log.h"
 #include "server/routes.h"
 #include "server/serve.h"
@@ -62,6 +64,63 @@ TEST(ApiKeys, AreReadAgainFromTheirFileUnlessItIsBad) {
   EXPECT_TRUE(keys->Admit(new_key));
   std::filesystem::remove(path);
   EXPECT_FALSE(ApiKeys::Create({}, path));
+}
+
+TEST(AllowedHosts, AreAddressesLocalhostAndTheNamesGiven) {
+  const AllowedHosts hosts({"Box", ".llm.example"});
+  for (const char* host : {"127.0.0.1", "127.0.0.1:8000", "192.168.1.5:1", "[::1]", "[::1]:8000",
+                           "[2001:db8::1]:1", "localhost", "LOCALHOST:8000", "localhost.:8000",
+                           "chat.localhost", "box", "BOX:80", "llm.example", "a.b.LLM.example:1"}) {
+    EXPECT_TRUE(hosts.Admit(host)) << host;
+  }
+  for (const char* host :
+       {"evil.test", "evil.test:8000", "", ":8000", "box.evil.test", "box:80@evil.test",
+        "xllm.example", "notlocalhost", "localhost.evil.test", "127.0.0.1.evil.test", "127.1",
+        "2130706433", "0x7f.0.0.1", "[::1", "[::1]evil.test", "[evil.test]", "::1", "a b"}) {
+    EXPECT_FALSE(hosts.Admit(host)) << host;
+  }
+  EXPECT_TRUE(AllowedHosts({"*"}).Admit("evil.test"));
+}
+
+TEST(AllowedHosts, ThatCannotBeNamesAreToldByTheFlag) {
+  for (const char* name : {"llm.example.com", ".example.com", "box_1", "*"}) {
+    EXPECT_EQ(AllowedHosts::Fault(name), "") << name;
+  }
+  for (const char* name : {"", ".", "http://box", "box:8000", "*.example.com", "a b", "box."}) {
+    EXPECT_NE(AllowedHosts::Fault(name).find("--allowed-hosts"), std::string::npos) << name;
+  }
+}
+
+TEST(RefusedKeys, OfOneAddressAreAnsweredLateAndLoggedSeldomOnceThereAreMany) {
+  RefusedKeys refused;
+  const RefusedKeys::TimePoint start{1000s};
+  for (int i = 0; i < RefusedKeys::kFree; ++i) {
+    const auto verdict = refused.Add(fmt::format("10.0.0.1:{}", i), start);
+    EXPECT_TRUE(verdict.log);
+    EXPECT_EQ(verdict.answer_at, start);
+  }
+  for (int i = 0; i < 1000; ++i) {
+    const auto verdict = refused.Add("10.0.0.1:9", start);
+    EXPECT_FALSE(verdict.log);
+    EXPECT_EQ(verdict.answer_at, start + RefusedKeys::kDelay);
+  }
+  EXPECT_TRUE(refused.Add("10.0.0.2:9", start).log);
+  const auto later = refused.Add("10.0.0.1:9", start + RefusedKeys::kRefill);
+  EXPECT_TRUE(later.log);
+  EXPECT_EQ(later.not_logged, 1000);
+  EXPECT_FALSE(refused.Add("10.0.0.1:9", start + RefusedKeys::kRefill).log);
+}
+
+TEST(RefusedKeys, OfVeryManyAddressesTakeNoMoreMemory) {
+  RefusedKeys refused;
+  RefusedKeys::TimePoint now{1000s};
+  int logged = 0;
+  for (int i = 0; i < 100'000; ++i) {
+    logged += refused.Add(fmt::format("10.{}.{}.{}:1", i >> 16, i >> 8 & 255, i & 255), now).log;
+  }
+  EXPECT_EQ(logged, static_cast<int>(RefusedKeys::kMostAddresses) + RefusedKeys::kFree);
+  now += RefusedKeys::kRefill;  // those addresses are forgotten
+  EXPECT_TRUE(refused.Add("10.9.9.9:1", now).log);
 }
 
 TEST(Lifecycle, OnlyGoesForward) {
@@ -124,13 +183,13 @@ RequestReport Report(RequestId id) {
 }
 
 TEST(RequestLog, TellsWhatBothSidesKnow) {
-  CallRecord call{.id = "abc", .route = "/v1/completions"};
+  CallRecord call{.id = "abc", .route = "/v1/completions", .client = "127.0.0.1:7"};
   call.reports.push_back(Report(1));
   call.reports.push_back(Report(2));
   call.status = 200;
   call.end = call.arrival + 50ms;
   EXPECT_EQ(RequestLog::Line(call),
-            "id=abc route=/v1/completions status=200 "
+            "id=abc client=127.0.0.1:7 route=/v1/completions status=200 "
             "finish=stop,abort(disconnected),stop,abort(disconnected) prompt=20 cached=8 "
             "output=14 queue_ms=2.0 ttft_ms=5.0 total_ms=50.0 preemptions=2");
 }

@@ -76,10 +76,11 @@ std::string RequestLog::Line(const CallRecord& call) {
     }
   }
   return fmt::format(
-      "id={} route={} status={} finish={} prompt={} cached={} output={} queue_ms={} ttft_ms={} "
+      "id={} client={} route={} status={} finish={} prompt={} cached={} output={} queue_ms={} "
+      "ttft_ms={} "
       "total_ms={:.1f} preemptions={}",
-      call.id, call.route, call.status.value_or(0), finishes.empty() ? "-" : finishes, prompt,
-      cached, output, Since(call.arrival, scheduled), Since(call.arrival, first_token),
+      call.id, call.client, call.route, call.status.value_or(0), finishes.empty() ? "-" : finishes,
+      prompt, cached, output, Since(call.arrival, scheduled), Since(call.arrival, first_token),
       Milliseconds(call.end - call.arrival), preemptions);
 }
 

@@ -19,6 +19,7 @@ namespace halfbyte {
 struct CallRecord {
   std::string id;          // x-request-id
   std::string_view route;  // a pattern, static
+  std::string client;      // HttpRequest::peer
   EngineClock::time_point arrival;
 
   // The log's own, under its mutex.
@@ -37,7 +38,7 @@ class RequestLog {
   // The answer is complete, or nobody waits for it any more.
   void Answered(const std::shared_ptr<CallRecord>& call, int status, EngineClock::time_point now);
 
-  // "id=... route=... status=200 finish=stop prompt=12 ..."
+  // "id=... client=... route=... status=200 finish=stop prompt=12 ..."
   static std::string Line(const CallRecord& call);
 
  private:

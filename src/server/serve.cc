@@ -18,6 +18,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Loaded = tl::expected<ServedModel, LoadFailure>;
 
+constexpr size_t kLeastKeyBytes = 20;
 constexpr auto kTick = std::chrono::milliseconds(100);
 constexpr auto kReportEvery = std::chrono::seconds(10);
 constexpr auto kLastAnswers = std::chrono::seconds(2);       // to be sent, once all is done
@@ -238,6 +239,9 @@ std::vector<std::string> Contradictions(const ServeOptions& options) {
         "turns off",
         *load.prefix_cache_snapshots);
   }
+  for (const std::string& name : options.service.allowed_hosts) {
+    if (std::string fault = AllowedHosts::Fault(name); !fault.empty()) found.push_back(fault);
+  }
   const std::string& prefix = options.service.metrics_prefix;
   const bool word = std::ranges::all_of(
       prefix, [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; });
@@ -255,13 +259,19 @@ ServeResult Serve(const ServeOptions& options) {
   RaiseFileLimit();
   auto keys = ApiKeys::Create(options.api_keys, options.api_key_file);
   if (!keys) return {ServeEnd::kBind, keys.error().message};
+  if ((*keys)->shortest() < kLeastKeyBytes) {
+    spdlog::warn("an API key has only {} characters and may be guessed; take {} random ones",
+                 (*keys)->shortest(), kLeastKeyBytes);
+  }
   if (!(*keys)->required() && !IsLoopback(options.http)) {
     spdlog::warn(
         "{} can be reached from other machines, and there is no API key: anybody there "
         "can use the model (--api-key, --api-key-file)",
         options.http.host);
   }
-  Service service(options.service, Announce(options.load), *std::move(keys));
+  ServiceOptions service_options = options.service;
+  service_options.allowed_hosts.push_back(options.http.host);
+  Service service(std::move(service_options), Announce(options.load), *std::move(keys));
   auto server = HttpServer::Start(options.http, &service);
   if (!server) return {ServeEnd::kBind, server.error().message};
   for (const std::string& address : (*server)->addresses())

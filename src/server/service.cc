@@ -29,7 +29,8 @@ HttpResponse Plain(std::string_view content_type, std::string body) {
 HttpResponse Page() {
   HttpResponse page = Plain("text/html; charset=utf-8", std::string(kPage));
   page.head.fields.Add("Content-Security-Policy", std::string(kPageSecurityPolicy));
-  page.head.fields.Add("X-Content-Type-Options", "nosniff");
+  page.head.fields.Add("X-Frame-Options", "DENY");
+  page.head.fields.Add("Cross-Origin-Opener-Policy", "same-origin");
   page.head.fields.Add("Referrer-Policy", "no-referrer");
   return page;
 }
@@ -47,13 +48,28 @@ ApiError NoKey() {
           .message = "a valid API key is needed: Authorization: Bearer KEY, or x-api-key: KEY"};
 }
 
-ApiError NoRoute(const HttpRequest& head) {
-  std::string path = head.path.substr(0, 128);
+// What a client wrote, fit for a message or a log.
+std::string Printable(std::string_view text) {
+  std::string printable(text.substr(0, 128));
   std::ranges::replace_if(
-      path, [](char c) { return c < ' ' || c > '~'; }, '?');
+      printable, [](char c) { return c < ' ' || c > '~'; }, '?');
+  return printable;
+}
+
+ApiError ForeignHost(std::string_view host) {
+  return {.status = 403,
+          .code = "host_not_allowed",
+          .message = fmt::format(
+              "this server does not go by the name {0}: call it by its address or as localhost, or "
+              "start it with --allowed-hosts {0} (not needed with an API key)",
+              Printable(host.substr(0, host.rfind(':'))))};
+}
+
+ApiError NoRoute(const HttpRequest& head) {
   return {.status = 404,
           .code = "route_not_found",
-          .message = fmt::format("there is no {}; GET /openapi.json lists what there is", path)};
+          .message = fmt::format("there is no {}; GET /openapi.json lists what there is",
+                                 Printable(head.path))};
 }
 
 // What a body must be sent as.
@@ -93,8 +109,9 @@ class Service::TrackedReply : public HttpReply {
         call_(std::make_shared<CallRecord>()) {
     call_->id = request.id;
     call_->route = rule.pattern;
+    call_->client = request.peer;
     call_->arrival = request.arrival;
-    service.AddOrigin(request, fields_);
+    service.AddCommonFields(request, fields_);
   }
 
   ~TrackedReply() override {
@@ -103,7 +120,8 @@ class Service::TrackedReply : public HttpReply {
     if (rule_.generates) {
       service_.log_.Answered(call_, status_, EngineClock::now());
     } else {
-      spdlog::debug("request id={} route={} status={}", call_->id, call_->route, status_);
+      spdlog::debug("request id={} client={} route={} status={}", call_->id, call_->client,
+                    call_->route, status_);
     }
   }
 
@@ -135,6 +153,7 @@ Service::Service(ServiceOptions options, ModelInfo announced, std::unique_ptr<Ap
       announced_(std::move(announced)),
       openapi_(OpenApiDocument(options_.api, announced_.served_names, options_.overload_status)),
       keys_(std::move(keys)),
+      allowed_hosts_(options_.allowed_hosts),
       metrics_(options_.metrics_prefix, announced_.served_names.front()),
       // More than the engine takes would be read in vain.
       pool_(std::make_unique<WorkPool>(
@@ -210,22 +229,24 @@ std::optional<HttpResponse> Service::CheckHead(const HttpRequest& head) {
   const auto match = Find(head);
   metrics_.CountAnswer(match ? match->rule->pattern : kNoRoute, KnownMethod(head.method),
                        refusal->head.status, SecondsSince(head.arrival));
-  spdlog::debug("request id={} refused with status={}", head.id, refusal->head.status);
-  AddOrigin(head, refusal->head.fields);
+  spdlog::debug("request id={} client={} refused with status={}", head.id, head.peer,
+                refusal->head.status);
+  AddCommonFields(head, refusal->head.fields);
   return refusal;
 }
 
 std::optional<HttpResponse> Service::Refusal(const HttpRequest& head) {
   const auto match = Find(head);
   const RouteRule* rule = match ? match->rule : nullptr;
+  const bool open = rule != nullptr && rule->open;
+  if (!open && !MayCall(head)) {
+    return ErrorResponse(ForeignHost(*head.fields.Find("host")));
+  }
   if (head.method == "OPTIONS" && (rule != nullptr || head.path == "*")) {
     return Preflight(head, rule);
   }
-  if (!(rule != nullptr && rule->open) && !keys_->Admit(head.fields)) {
-    HttpResponse response = ErrorResponse(NoKey());
-    response.head.fields.Add("WWW-Authenticate", "Bearer realm=\"halfbyte\"");
-    response.head.fields.Add("WWW-Authenticate", "Basic realm=\"halfbyte\", charset=\"UTF-8\"");
-    return response;
+  if (!open && !keys_->Admit(head.fields)) {
+    return RefuseKey(head, rule != nullptr ? rule->pattern : kNoRoute);
   }
   if (rule == nullptr) return ErrorResponse(NoRoute(head));
   const bool reads = head.method == "GET" || head.method == "HEAD";
@@ -247,6 +268,31 @@ std::optional<HttpResponse> Service::Refusal(const HttpRequest& head) {
     return response;
   }
   return std::nullopt;
+}
+
+// With keys, the key decides. Browsers, which are what strange names come from, speak TCP and
+// always send a Host.
+bool Service::MayCall(const HttpRequest& head) const {
+  const auto host = head.fields.Find("host");
+  return keys_->required() || !host || head.peer == "unix" || allowed_hosts_.Admit(*host);
+}
+
+HttpResponse Service::RefuseKey(const HttpRequest& head, std::string_view pattern) {
+  const std::string_view reason = ApiKeys::Brought(head.fields) ? "wrong" : "missing";
+  metrics_.CountRefusedKey(reason);
+  const RefusedKeys::Verdict verdict = refused_keys_.Add(head.peer, EngineClock::now());
+  if (verdict.log) {
+    spdlog::info("key refused: id={} client={} route={} status=401 key={}{}", head.id, head.peer,
+                 pattern, reason,
+                 verdict.not_logged > 0
+                     ? fmt::format(" ({} more from there since the last line)", verdict.not_logged)
+                     : "");
+  }
+  HttpResponse response = ErrorResponse(NoKey());
+  response.not_before = verdict.answer_at;
+  response.head.fields.Add("WWW-Authenticate", "Bearer realm=\"halfbyte\"");
+  response.head.fields.Add("WWW-Authenticate", "Basic realm=\"halfbyte\", charset=\"UTF-8\"");
+  return response;
 }
 
 std::optional<ApiError> Service::Unavailable(const RouteRule& rule) const {
@@ -276,25 +322,37 @@ const std::string* Service::AllowedOrigin(const HttpRequest& request) const {
   return allowed == options_.allowed_origins.end() ? nullptr : &*allowed;
 }
 
-void Service::AddOrigin(const HttpRequest& request, HttpFields& fields) const {
+// No browser is to guess at an answer's type, nor to hand it to a page of another origin that did
+// not ask as an allowed one.
+void Service::AddCommonFields(const HttpRequest& request, HttpFields& fields) const {
+  fields.Add("X-Content-Type-Options", "nosniff");
+  fields.Add("Cross-Origin-Resource-Policy", "same-origin");
+  if (options_.allowed_origins.empty()) return;
+  fields.Add("Vary", "Origin");
   const std::string* origin = AllowedOrigin(request);
   if (origin == nullptr) return;
   fields.Add("Access-Control-Allow-Origin", *origin);
   fields.Add("Access-Control-Expose-Headers",
              "x-request-id, x-halfbyte-ignored, x-halfbyte-thinking, x-halfbyte-clamped, "
              "Retry-After");
-  fields.Add("Vary", "Origin");
 }
 
-// Browsers ask before they let a page of another origin call; AddOrigin says whether it may.
+// Browsers ask before they let a page of another origin call; AddCommonFields says whether it may.
+// An allowed one may send whatever it asks for: client libraries have header fields of their own.
 HttpResponse Service::Preflight(const HttpRequest& head, const RouteRule* rule) const {
   const std::string allow(rule != nullptr ? rule->allow() : "GET, HEAD, POST");
   HttpResponse response{.head = {.status = 204, .fields = {{"Allow", allow + ", OPTIONS"}}}};
   if (AllowedOrigin(head) == nullptr) return response;
-  response.head.fields.Add("Access-Control-Allow-Methods", allow);
-  response.head.fields.Add("Access-Control-Allow-Headers",
-                           "Authorization, Content-Type, x-api-key, x-request-id");
-  response.head.fields.Add("Access-Control-Max-Age", "600");
+  HttpFields& fields = response.head.fields;
+  fields.Add("Access-Control-Allow-Methods", allow);
+  if (const auto asked = head.fields.Find("access-control-request-headers")) {
+    fields.Add("Access-Control-Allow-Headers", std::string(*asked));
+  }
+  if (head.fields.Find("access-control-request-private-network") == "true") {
+    fields.Add("Access-Control-Allow-Private-Network", "true");
+  }
+  fields.Add("Access-Control-Max-Age", "7200");
+  fields.Add("Vary", "Access-Control-Request-Method, Access-Control-Request-Headers");
   return response;
 }
 
@@ -366,12 +424,14 @@ std::string Service::MetricsText() {
 
 HttpResponse Service::Answer(const HttpFault& fault, const HttpRequest& request) {
   metrics_.CountAnswer(kNoRoute, KnownMethod(request.method), fault.status, 0);
-  spdlog::debug("request id={} refused with status={}: {}", request.id, fault.status,
-                fault.message);
-  return ErrorResponse({.status = fault.status,
-                        .code = fault.code,
-                        .message = fault.message,
-                        .retry_after_seconds = fault.status == 503 ? 1 : 0});
+  spdlog::debug("request id={} client={} refused with status={}: {}", request.id, request.peer,
+                fault.status, fault.message);
+  HttpResponse response = ErrorResponse({.status = fault.status,
+                                         .code = fault.code,
+                                         .message = fault.message,
+                                         .retry_after_seconds = fault.status == 503 ? 1 : 0});
+  AddCommonFields(request, response.head.fields);
+  return response;
 }
 
 }  // namespace halfbyte

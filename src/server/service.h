@@ -19,11 +19,13 @@
 #include "engine/engine.h"
 #include "http/http.h"
 #include "openai/api.h"
+#include "server/allowed_hosts.h"
 #include "server/api_keys.h"
 #include "server/generation.h"
 #include "server/lifecycle.h"
 #include "server/load_model.h"
 #include "server/metrics.h"
+#include "server/refused_keys.h"
 #include "server/request_log.h"
 #include "server/routes.h"
 #include "server/work_pool.h"
@@ -33,6 +35,7 @@ namespace halfbyte {
 struct ServiceOptions {
   std::string root_path;  // "/api" or empty; paths are answered with and without it
   std::vector<std::string> allowed_origins;  // "*": all
+  std::vector<std::string> allowed_hosts;    // as AllowedHosts takes them; not asked with keys
   ApiOptions api;
   std::string metrics_prefix = "halfbyte";
   int overload_status = 429;
@@ -80,7 +83,9 @@ class Service : public HttpHandler, private EngineObserver {
   std::optional<HttpResponse> Refusal(const HttpRequest& head);
   std::optional<ApiError> Unavailable(const RouteRule& rule) const;
   HttpResponse Preflight(const HttpRequest& head, const RouteRule* rule) const;
-  void AddOrigin(const HttpRequest& request, HttpFields& fields) const;
+  bool MayCall(const HttpRequest& head) const;
+  HttpResponse RefuseKey(const HttpRequest& head, std::string_view pattern);
+  void AddCommonFields(const HttpRequest& request, HttpFields& fields) const;
   const std::string* AllowedOrigin(const HttpRequest& request) const;
   std::unique_ptr<HttpReply> Dispatch(const RouteMatch& match, HttpRequest request, Wake wake,
                                       const std::shared_ptr<CallRecord>& call);
@@ -92,6 +97,8 @@ class Service : public HttpHandler, private EngineObserver {
   const ModelInfo announced_;
   const std::string openapi_;
   const std::unique_ptr<ApiKeys> keys_;
+  const AllowedHosts allowed_hosts_;
+  RefusedKeys refused_keys_;
   Lifecycle lifecycle_;
   Metrics metrics_;
   RequestLog log_;

@@ -211,27 +211,112 @@ TEST(Service, AsksForAKeyEverywhereButForHealth) {
   EXPECT_EQ(Exchange(*service, Get("/v1/models", {{"x-api-key", "secret"}})).status(), 200);
 }
 
+TEST(Service, AWrongKeyIsCountedAndARightOneNeverWaits) {
+  const auto service = Announced({}, {"secret"});
+  const auto refused_in_time = [&] {
+    HttpRequest request = Get("/v1/models", {{"x-api-key", "guess"}});
+    request.peer = "10.0.0.1:5";
+    const auto refusal = service->CheckHead(request);
+    EXPECT_EQ(refusal->head.status, 401);
+    return refusal->not_before <= EngineClock::now();
+  };
+  int in_time = 0;
+  for (int i = 0; i < 100; ++i) in_time += refused_in_time();
+  EXPECT_LT(in_time, 100);
+  HttpRequest right = Get("/v1/models", {{"x-api-key", "secret"}});
+  right.peer = "10.0.0.1:5";
+  EXPECT_FALSE(service->CheckHead(right));
+  Exchange metrics(*service, Get("/metrics", {{"x-api-key", "secret"}}));
+  EXPECT_NE(
+      metrics.body().find(R"(refused_keys_total{engine="0",model_name="tiny",reason="wrong"} 100)"),
+      std::string::npos);
+}
+
+TEST(Service, IsCalledByItsAddressLocalhostOrANameItWasGiven) {
+  const auto service = Announced({.allowed_hosts = {"box"}});
+  const auto status = [&](const char* path, const char* host, const char* peer = "127.0.0.1:9") {
+    HttpRequest request = Get(path, {{"Host", host}});
+    request.peer = peer;
+    return Exchange(*service, request).status();
+  };
+  for (const char* host : {"127.0.0.1:8000", "[::1]:8000", "localhost:8000", "box:8000"}) {
+    EXPECT_EQ(status("/v1/models", host), 200) << host;
+  }
+  for (const char* path : {"/", "/v1/models", "/metrics", "/openapi.json", "/none"}) {
+    EXPECT_EQ(status(path, "evil.test:8000"), 403) << path;
+  }
+  EXPECT_EQ(status("/live", "evil.test:8000"), 200);  // tells a load balancer, whatever it calls us
+  EXPECT_EQ(status("/v1/models", "evil.test", "unix"), 200);       // no page reaches a unix socket
+  EXPECT_EQ(Exchange(*service, Get("/v1/models")).status(), 200);  // HTTP/1.0, no browser
+  Exchange refused(*service, Post(kChat, "{}", {{"Host", "evil.test:8000"}}));
+  EXPECT_EQ(CodeOf(refused), "host_not_allowed");
+  EXPECT_NE(refused.body().find("--allowed-hosts evil.test "), std::string::npos);
+  HttpRequest preflight = Get(kChat, {{"Host", "evil.test"}, {"Origin", "http://evil.test"}});
+  preflight.method = "OPTIONS";
+  EXPECT_EQ(Exchange(*service, preflight).status(), 403);
+}
+
+TEST(Service, WithAKeyTheKeyDecidesAndNotTheName) {
+  const auto service = Announced({}, {"secret"});
+  EXPECT_EQ(Exchange(*service, Get("/v1/models", {{"Host", "any.test"}, {"x-api-key", "secret"}}))
+                .status(),
+            200);
+  EXPECT_EQ(Exchange(*service, Get("/v1/models", {{"Host", "any.test"}})).status(), 401);
+}
+
 TEST(Service, LetsPagesOfAllowedOriginsIn) {
   const auto service = Announced({.allowed_origins = {"https://a.example"}}, {"secret"});
-  HttpRequest preflight = Get(kChat, {{"Origin", "https://a.example"}});
+  constexpr char kAsked[] = "authorization,content-type,x-stainless-os,anthropic-version";
+  HttpRequest preflight = Get(kChat, {{"Origin", "https://a.example"},
+                                      {"Access-Control-Request-Method", "POST"},
+                                      {"Access-Control-Request-Headers", kAsked}});
   preflight.method = "OPTIONS";
   Exchange allowed(*service, preflight);
   EXPECT_EQ(allowed.status(), 204);
   EXPECT_EQ(allowed.field("Access-Control-Allow-Origin"), "https://a.example");
   EXPECT_EQ(allowed.field("Access-Control-Allow-Methods"), "POST");
-  preflight.fields = {{"Origin", "https://b.example"}};
-  EXPECT_EQ(Exchange(*service, preflight).field("Access-Control-Allow-Origin"), "");
+  EXPECT_EQ(allowed.field("Access-Control-Allow-Headers"), kAsked);
+  EXPECT_EQ(allowed.field("Access-Control-Max-Age"), "7200");
+  EXPECT_EQ(allowed.field("Vary"), "Access-Control-Request-Method, Access-Control-Request-Headers");
+  EXPECT_EQ(allowed.field("Access-Control-Allow-Private-Network"), "");
+  preflight.fields.Add("Access-Control-Request-Private-Network", "true");
+  EXPECT_EQ(Exchange(*service, preflight).field("Access-Control-Allow-Private-Network"), "true");
+  preflight.fields = {{"Origin", "https://b.example"}, {"Access-Control-Request-Headers", kAsked}};
+  Exchange other(*service, preflight);
+  EXPECT_EQ(other.field("Access-Control-Allow-Origin"), "");
+  EXPECT_EQ(other.field("Access-Control-Allow-Headers"), "");
+  EXPECT_EQ(other.field("Vary"), "Origin");  // a cache must not give it to https://a.example
   Exchange refused(*service, Get("/v1/models", {{"Origin", "https://a.example"}}));
   EXPECT_EQ(refused.status(), 401);
   EXPECT_EQ(refused.field("Access-Control-Allow-Origin"), "https://a.example");
+  for (const char* name : {"x-halfbyte-ignored", "x-halfbyte-thinking", "x-halfbyte-clamped",
+                           "x-request-id", "Retry-After"}) {
+    EXPECT_NE(refused.field("Access-Control-Expose-Headers").find(name), std::string::npos) << name;
+  }
 }
 
-TEST(Service, ThePageMayUseNothingButItselfAndItsServer) {
+TEST(Service, ThePageMayUseNothingButItselfAndItsServerAndStandsInNoFrame) {
   const auto service = Announced();
   Exchange page(*service, Get("/"));
   EXPECT_LT(page.body().size(), size_t{64} << 10);
   EXPECT_TRUE(page.field("Content-Security-Policy").starts_with("default-src 'none'"));
   EXPECT_EQ(page.field("Content-Security-Policy").find("unsafe"), std::string::npos);
+  EXPECT_NE(page.field("Content-Security-Policy").find("frame-ancestors 'none'"),
+            std::string::npos);
+  EXPECT_EQ(page.field("X-Frame-Options"), "DENY");
+  EXPECT_EQ(page.field("Referrer-Policy"), "no-referrer");
+}
+
+TEST(Service, NoAnswerIsGuessedAtOrHandedToAPageOfAnotherOrigin) {
+  const auto service = Announced();
+  const HttpResponse fault = service->Answer({.status = 400, .code = "bad_request"}, Get("/"));
+  EXPECT_EQ(test::FieldOf(fault.head, "X-Content-Type-Options"), "nosniff");
+  for (const char* path : {"/", "/live", "/v1/models", "/none", "/openapi.json"}) {
+    Exchange exchange(*service, Get(path));
+    EXPECT_EQ(exchange.field("X-Content-Type-Options"), "nosniff") << path;
+    EXPECT_EQ(exchange.field("Cross-Origin-Resource-Policy"), "same-origin") << path;
+    EXPECT_EQ(exchange.field("Vary"), "") << path;
+  }
 }
 
 TEST(Service, AClientThatLeavesStopsItsWork) {

@@ -87,8 +87,8 @@ class ServeLogTest(unittest.TestCase):
         server = self.serve("--log-format", "json", "--log-level", "debug",
                             env={"HALFBYTE_API_KEY": "hush"})
         self.assertEqual(self.complete(server, "hush"), 200)
-        line = json.loads(server.wait_for("request id=mine route"))
-        self.assertRegex(line["message"], r"route=/v1/completions status=200 finish=length "
+        line = json.loads(server.wait_for("request id=mine client=127.0.0.1:"))
+        self.assertRegex(line["message"], r" route=/v1/completions status=200 finish=length "
                                           r"prompt=\d+ cached=0 output=3 queue_ms=\d+\.\d "
                                           r"ttft_ms=\d+\.\d total_ms=\d+\.\d preemptions=0$")
         self.assertEqual(line["level"], "info")

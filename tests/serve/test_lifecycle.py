@@ -125,7 +125,7 @@ def test_a_second_signal_ends_at_once():
     with Server(*FAKE, "--fake-step-time", 0.05, "--shutdown-timeout", 600) as server:
         with socket.create_connection(("127.0.0.1", server.port)) as connection:
             body = json.dumps(SLOW | {"max_tokens": 4000}).encode()
-            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: "
+            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
                                b"application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
             until(lambda: server.running() == 1, "running")
             server.signal()

@@ -14,7 +14,7 @@ def stream_raw(server, body):
     """A socket that has sent a request."""
     connection = socket.create_connection(("127.0.0.1", server.port))
     text = json.dumps(body).encode()
-    connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json"
+    connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json"
                        b"\r\nContent-Length: %d\r\n\r\n" % len(text) + text)
     return connection
 

@@ -9,7 +9,7 @@ import pytest
 
 from served import PATIENCE, until
 
-FIELDS = b"Host: x\r\nContent-Type: application/json\r\n"
+FIELDS = b"Host: localhost\r\nContent-Type: application/json\r\n"
 
 
 def post(path, body, fields=FIELDS):
@@ -117,9 +117,9 @@ MALFORMED = {
     "10 MB body": (completions(prompt="x " * 5_000_000), 400, "context_length_exceeded",
                    "prompt"),
     "another media type": (post("/v1/completions", b"{}",
-                                b"Host: x\r\nContent-Type: text/plain\r\n"), 415, None, None),
+                                b"Host: localhost\r\nContent-Type: text/plain\r\n"), 415, None, None),
     "another route": (post("/v1/nothing", b"{}"), 404, "route_not_found", None),
-    "another method": (b"DELETE /v1/models HTTP/1.1\r\nHost: x\r\n\r\n", 405,
+    "another method": (b"DELETE /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n", 405,
                        "method_not_allowed", None),
     "too large": (headed(b"Content-Length: 99999999"), 413, "body_too_large", None),
     "a negative length": (headed(b"Content-Length: -1"), 400, None, None),
@@ -129,7 +129,7 @@ MALFORMED = {
                              None, None),
     "one byte of such a chunk": (headed(b"Transfer-Encoding: chunked", b"z"), 400, None, None),
     "no HTTP": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400, None, None),
-    "a long URL": (b"GET /" + b"a" * 5000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 414, None, None),
+    "a long URL": (b"GET /" + b"a" * 5000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", 414, None, None),
     "a flood of headers": (b"GET /live HTTP/1.1\r\n" + b"x-a: 1\r\n" * 100_000, 431, None,
                            None),
     "one long header": (b"GET /live HTTP/1.1\r\nx-a: " + b"a" * 1_000_000, 431, None, None),
@@ -186,7 +186,7 @@ def test_uploads_that_stall_hold_nobody_up(fake):
 def test_early_bytes_of_a_next_request_wait(fake):
     with connect(fake) as connection:
         one = completions(max_tokens=3)
-        last = one.replace(b"Host: x", b"Host: x\r\nConnection: close")
+        last = one.replace(b"Host: localhost", b"Host: localhost\r\nConnection: close")
         connection.sendall(one + one + last)
         answer = read_to_end(connection)
     assert answer.count(b"HTTP/1.1 200") == 3
