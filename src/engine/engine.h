@@ -19,10 +19,10 @@
 
 #include "base/result.h"
 #include "base/thread_pool.h"
-#include "engine/executor.h"
 #include "engine/output.h"
 #include "engine/request.h"
 #include "engine/scheduler.h"
+#include "paging/executor.h"
 #include "text/chat_splitter.h"
 #include "text/tokenizer.h"
 

@@ -14,9 +14,9 @@
 #include "engine/choice_output.h"
 #include "engine/choice_sampler.h"
 #include "engine/engine.h"
-#include "engine/executor.h"
 #include "engine/mailbox.h"
 #include "engine/scheduler.h"
+#include "paging/executor.h"
 
 namespace halfbyte {
 

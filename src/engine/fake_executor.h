@@ -16,7 +16,7 @@
 #include <span>
 #include <vector>
 
-#include "engine/executor.h"
+#include "paging/executor.h"
 
 namespace halfbyte {
 

@@ -6,8 +6,8 @@
 #include <optional>
 
 #include "base/result.h"
-#include "engine/executor.h"
 #include "model/transformer.h"
+#include "paging/executor.h"
 
 namespace halfbyte {
 

@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "model/kv_pages.h"
+#include "paging/kv_pages.h"
 
 namespace halfbyte {
 

@@ -9,12 +9,12 @@
 #include <vector>
 
 #include "engine/sampler.h"
+#include "paging/step_plan.h"
 
 namespace halfbyte {
 
 class Mailbox;
 
-using RequestId = int64_t;  // given by the engine, from 1 upwards, never twice
 using EngineClock = std::chrono::steady_clock;
 
 // What ends a text before its length does.

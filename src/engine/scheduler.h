@@ -19,11 +19,11 @@
 #include <vector>
 
 #include "base/result.h"
-#include "engine/executor.h"
 #include "engine/prefix_cache.h"
 #include "engine/sequence_life.h"
-#include "engine/step_plan.h"
-#include "model/kv_pages.h"
+#include "paging/executor.h"
+#include "paging/kv_pages.h"
+#include "paging/step_plan.h"
 
 namespace halfbyte {
 

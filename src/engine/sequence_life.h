@@ -13,7 +13,7 @@
 
 #include "base/check.h"
 #include "engine/prefix_cache.h"
-#include "model/kv_pages.h"
+#include "paging/kv_pages.h"
 
 namespace halfbyte {
 

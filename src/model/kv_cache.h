@@ -1,5 +1,5 @@
 // A KV cache for a caller that runs its own sequences: memory and bookkeeping together. (An engine
-// keeps the two apart: engine/step_plan.h.)
+// keeps the two apart: paging/step_plan.h.)
 //
 // Sequences and snapshots own their pages and give them back when destroyed; the cache must outlive
 // them. One thread at a time.
@@ -13,7 +13,7 @@
 #include "checkpoint/model_config.h"
 #include "kernels/kv_row/kv_row.h"
 #include "model/kv_memory.h"
-#include "model/kv_pages.h"
+#include "paging/kv_pages.h"
 
 namespace halfbyte {
 

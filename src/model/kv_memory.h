@@ -1,5 +1,6 @@
 // The rows of the KV cache: pools of pages that cover every layer, as an engine wants them
-// (server.md §1.4; deepseek-v4.md §3). Who owns which page is kv_pages.h's business.
+// (server.md §1.4; deepseek-v4.md §3). Who owns which page is the business of
+// paging/kv_pages.h.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +12,7 @@
 #include "device/zeroed_memory.h"
 #include "kernels/compressor/compressor.h"
 #include "kernels/kv_row/kv_row.h"
-#include "model/kv_pages.h"
+#include "paging/kv_pages.h"
 
 namespace halfbyte {
 

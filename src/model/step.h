@@ -15,11 +15,9 @@
 #include "moe/expert_exchange.h"
 #include "moe/moe_workspace.h"
 #include "numerics/rounding.h"
+#include "paging/step_plan.h"
 
 namespace halfbyte {
-
-// Which rows of a chunk get logits.
-enum class LogitsWanted { kNone, kLast, kAll };
 
 // One sequence's chunk of a ragged batch.
 struct BatchItem {

@@ -13,15 +13,7 @@ namespace halfbyte {
 namespace {
 
 int64_t CountLogitRows(const PlacedItem& item) {
-  switch (item.logits) {
-    case LogitsWanted::kNone:
-      return 0;
-    case LogitsWanted::kLast:
-      return 1;
-    case LogitsWanted::kAll:
-      return std::ssize(item.tokens);
-  }
-  return 0;
+  return LogitsRows(item.logits, std::ssize(item.tokens));
 }
 
 int64_t CountLogitRows(std::span<const PlacedItem> batch) {

@@ -10,9 +10,9 @@
 
 #include "base/progress.h"
 #include "base/thread_pool.h"
-#include "engine/executor.h"
 #include "model/transformer.h"
 #include "openai/api.h"
+#include "paging/executor.h"
 #include "text/tokenizer.h"
 
 namespace halfbyte {

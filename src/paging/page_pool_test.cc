@@ -1,4 +1,4 @@
-#include "model/page_pool.h"
+#include "paging/page_pool.h"
 
 #include <gtest/gtest.h>
 

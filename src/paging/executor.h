@@ -5,8 +5,8 @@
 #include <cstdint>
 
 #include "base/result.h"
-#include "engine/step_plan.h"
-#include "model/kv_pages.h"
+#include "paging/kv_pages.h"
+#include "paging/step_plan.h"
 #include "tensor/tensor_view.h"
 
 namespace halfbyte {

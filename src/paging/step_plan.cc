@@ -1,18 +1,18 @@
-#include "engine/step_plan.h"
+#include "paging/step_plan.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 namespace halfbyte {
 
-int64_t PlanItem::logits_rows() const {
-  switch (logits) {
+int64_t LogitsRows(LogitsWanted wanted, int64_t tokens) {
+  switch (wanted) {
     case LogitsWanted::kNone:
       return 0;
     case LogitsWanted::kLast:
       return 1;
     case LogitsWanted::kAll:
-      return std::ssize(tokens);
+      return tokens;
   }
   return 0;
 }

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "base/result.h"
-#include "model/page_pool.h"
+#include "paging/page_pool.h"
 
 namespace halfbyte {
 

@@ -3,14 +3,15 @@
 #pragma once
 
 #include <cstdint>
+#include <iterator>
 #include <string>
 #include <vector>
 
-#include "engine/request.h"
-#include "model/kv_pages.h"
-#include "model/step.h"
+#include "paging/kv_pages.h"
 
 namespace halfbyte {
+
+using RequestId = int64_t;  // given by the engine, from 1 upwards, never twice
 
 // One choice of one request.
 struct SequenceId {
@@ -19,6 +20,10 @@ struct SequenceId {
 
   auto operator<=>(const SequenceId&) const = default;
 };
+
+// Which rows of a chunk get logits.
+enum class LogitsWanted { kNone, kLast, kAll };
+int64_t LogitsRows(LogitsWanted wanted, int64_t tokens);
 
 // One sequence's chunk of tokens.
 struct PlanItem {
@@ -32,7 +37,7 @@ struct PlanItem {
   // when the prompt of a request with n > 1 ends, else the sequence's own.
   std::vector<int32_t> drawing_choices;
 
-  int64_t logits_rows() const;
+  int64_t logits_rows() const { return LogitsRows(logits, std::ssize(tokens)); }
 };
 
 struct StepPlan {

@@ -1,4 +1,4 @@
-#include "model/kv_pages.h"
+#include "paging/kv_pages.h"
 
 #include <algorithm>
 #include <utility>
