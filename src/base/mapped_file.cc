@@ -9,9 +9,20 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <string_view>
 #include <utility>
 
 namespace halfbyte {
+namespace {
+
+// What git writes in place of a file that it has not fetched yet.
+bool IsGitLfsPointer(std::span<const std::byte> bytes) {
+  constexpr std::string_view kStart = "version https://git-lfs.github.com/spec/";
+  return bytes.size() >= kStart.size() &&
+         std::memcmp(bytes.data(), kStart.data(), kStart.size()) == 0;
+}
+
+}  // namespace
 
 Result<MappedFile> MappedFile::Open(const std::filesystem::path& path) {
   // O_NONBLOCK: opening a pipe would wait for somebody to write into it.
@@ -38,7 +49,14 @@ Result<MappedFile> MappedFile::Open(const std::filesystem::path& path) {
   if (data == MAP_FAILED) {
     return MakeError("{}: cannot map {} bytes: {}", path.string(), size, std::strerror(error));
   }
-  return MappedFile(path, static_cast<const std::byte*>(data), size);
+  MappedFile file(path, static_cast<const std::byte*>(data), size);
+  if (IsGitLfsPointer(file.bytes())) {
+    return MakeError(
+        "{}: is a Git LFS pointer, not the file it stands for; fetch that with git lfs pull, or "
+        "download it again",
+        path.string());
+  }
+  return file;
 }
 
 MappedFile::MappedFile(std::filesystem::path path, const std::byte* data, size_t size)

@@ -11,7 +11,8 @@ namespace halfbyte {
 
 class MappedFile {
  public:
-  // Errors: missing, unreadable, not a regular file. An empty file maps to an empty span.
+  // Errors: missing, unreadable, not a regular file, a Git LFS pointer, which nobody means to read.
+  // An empty file maps to an empty span.
   static Result<MappedFile> Open(const std::filesystem::path& path);
 
   MappedFile(MappedFile&& other) noexcept;

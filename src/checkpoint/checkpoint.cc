@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/file.h"
+#include "base/mapped_file.h"
 
 namespace halfbyte {
 namespace {
@@ -21,6 +22,15 @@ constexpr const char* kSingleName = "model.safetensors";
 
 void AddError(Findings& findings, std::string where, std::string message) {
   findings.push_back({Severity::kError, std::move(where), std::move(message)});
+}
+
+// A message that begins with the path, which `where` says already.
+void AddFileError(Findings& findings, const fs::path& path, const Error& error) {
+  std::string message = error.message;
+  if (const std::string prefix = path.string() + ": "; message.starts_with(prefix)) {
+    message.erase(0, prefix.size());
+  }
+  AddError(findings, path.filename().string(), std::move(message));
 }
 
 // weight_map of an index: tensor name -> file name, in the order of the file. Indexes reach 40 MB
@@ -198,12 +208,7 @@ void Checkpoint::OpenPlain(const std::vector<fs::path>& paths, Findings& finding
 const SafetensorsFile* Checkpoint::OpenFile(const fs::path& path, Findings& findings) {
   Result<SafetensorsFile> file = SafetensorsFile::Open(path);
   if (!file) {
-    // The message begins with the path, which `where` says already.
-    std::string message = file.error().message;
-    if (const std::string prefix = path.string() + ": "; message.starts_with(prefix)) {
-      message.erase(0, prefix.size());
-    }
-    AddError(findings, path.filename().string(), std::move(message));
+    AddFileError(findings, path, file.error());
     return nullptr;
   }
   files_.push_back(std::make_unique<SafetensorsFile>(*std::move(file)));
@@ -224,6 +229,17 @@ int64_t Checkpoint::tensor_bytes() const {
   int64_t bytes = 0;
   for (const CheckpointTensor& tensor : tensors_) bytes += tensor.info->bytes;
   return bytes;
+}
+
+void CheckCompanionFiles(const fs::path& directory, Findings& findings) {
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+                           "chat_template.jinja", "generation_config.json", "halfbyte.json"}) {
+    std::error_code error;
+    const fs::path path = directory / name;
+    if (!fs::exists(path, error)) continue;
+    const Result<MappedFile> file = MappedFile::Open(path);
+    if (!file) AddFileError(findings, path, file.error());
+  }
 }
 
 }  // namespace halfbyte

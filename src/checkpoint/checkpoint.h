@@ -72,4 +72,8 @@ class Checkpoint {
   std::unordered_map<std::string_view, size_t> by_name_;  // keys live in the files' headers
 };
 
+// Of the files that go with the weights and that no checkpoint reads (tokenizer, templates,
+// defaults): an error for each that is there and cannot be read, such as a Git LFS pointer.
+void CheckCompanionFiles(const std::filesystem::path& directory, Findings& findings);
+
 }  // namespace halfbyte

@@ -52,6 +52,23 @@ TEST(Checkpoint, OpensASingleFileAndSeveralFilesWithoutIndex) {
   EXPECT_EQ(checkpoint->tensor_bytes(), 12);
 }
 
+TEST(Checkpoint, NamesEveryFileThatGitLfsHasNotFetched) {
+  const std::string pointer =
+      "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb"
+      "8f32b1258daaa5e2ca24d17e2393\nsize 12345\n";
+  const TempDir dir;
+  for (const char* name : {"a.safetensors", "tokenizer.json", "generation_config.json"}) {
+    test::WriteBytes(dir.path() / name, pointer);
+  }
+  ExpectNotOpened(dir.path(), {"a.safetensors: is a Git LFS pointer", "git lfs pull"});
+  Findings findings;
+  CheckCompanionFiles(dir.path(), findings);
+  EXPECT_TRUE(Mentions(findings, "tokenizer.json", "git lfs pull"));
+  EXPECT_TRUE(Mentions(findings, "generation_config.json", "git lfs pull"));
+  test::WriteBytes(dir.path() / "model.safetensors.index.json", pointer);
+  ExpectNotOpened(dir.path(), {"model.safetensors.index.json: is a Git LFS pointer"});
+}
+
 TEST(Checkpoint, TheIndexOwnsEachNameWhateverTheOrderOfFiles) {
   for (const char* owner : {"a.safetensors", "b.safetensors"}) {
     const TempDir dir;

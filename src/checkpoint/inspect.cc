@@ -162,6 +162,7 @@ Result<Inspection> Inspect(const std::filesystem::path& directory, const Inspect
                       ModelCheckpoint::OpenWithFindings(directory, inspection.findings));
   CheckInventory(model, inspection.findings);
   CheckQuantizationConfig(model, inspection.findings);
+  CheckCompanionFiles(directory, inspection.findings);
   inspection.directory = directory.string();
   if (model.has_config()) inspection.config = model.config();
   inspection.naming = NamingStyleName(model.style());

@@ -337,6 +337,7 @@ Result<Verification> Verify(const std::filesystem::path& directory, const Verify
   }
   CheckInventory(model, verification.findings);
   CheckQuantizationConfig(model, verification.findings);
+  CheckCompanionFiles(directory, verification.findings);
   verification.tensors = std::ssize(model.checkpoint().tensors());
   verification.bytes = model.checkpoint().tensor_bytes();
 
