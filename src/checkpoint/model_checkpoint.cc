@@ -28,7 +28,7 @@ Status CheckPlain(const ModuleKey& key, const ModuleTensors& tensors,
                          ? dtype == DType::kI64 || dtype == DType::kI32
                          : IsFloat(dtype);
   if (!right) {
-    return MakeError("{}: is {}, but must be {}", main->name(), DTypeName(dtype),
+    return MakeError("{}: is {}, but must be {}", main->name(), main->info->dtype_name(),
                      key.module == Module::kRouterTable ? "I64 or I32" : "F32, BF16 or F16");
   }
   if (expected && !SameShape(main->info->shape, *expected)) {

@@ -79,6 +79,47 @@ TEST(ModelCheckpoint, EveryFormatAndStyleGivesTheSameDenseMatrix) {  // R108
   }
 }
 
+TEST(ModelCheckpoint, CodesOfTheTypeF4AreReadAsThoseInBytesAre) {
+  for (const StoredFormat format : {kNv, kCt, kMx, StoredFormat::kCtMxfp4}) {
+    std::vector<TestTensor> tensors =
+        TinyModel(TinyConfig(), {NamingStyle::kOfficial, format, StoredFormat::kBf16, true});
+    for (TestTensor& tensor : tensors) {
+      const auto name = ParseTensorName(tensor.name);
+      if (!IsRoutedExpert(name->key.module)) continue;
+      if (name->part != Part::kWeight && name->part != Part::kWeightPacked) continue;
+      tensor.dtype = DType::kF4;
+      tensor.shape[1] *= 2;
+    }
+    const TempDir dir;
+    const auto model = OpenChanged(dir, tensors);
+    ASSERT_TRUE(model) << model.error().message;
+    const ModuleKey key = ModuleKey::Layer(1, Module::kExpertGate, 3);
+    const auto weight = model->FindWeight(key);
+    ASSERT_TRUE(weight) << weight.error().message;
+    const ExactMatrix exact(weight->matrix.rows, weight->matrix.columns, test::SeedOf(key));
+    EXPECT_EQ(Dense(weight->matrix), exact.values) << StoredFormatName(format);
+  }
+}
+
+TEST(ModelCheckpoint, UnusedTensorsOfAnyTypeAreWarnings) {
+  std::vector<TestTensor> tensors = TinyModel(TinyConfig(), {});
+  for (int i = 0; i <= static_cast<int>(DType::kUnknown); ++i) {
+    const auto dtype = static_cast<DType>(i);
+    const auto bytes = static_cast<size_t>(dtype == DType::kUnknown ? 7 : DTypeBits(dtype));
+    tensors.push_back(
+        {fmt::format("buffer_{}", DTypeName(dtype)), dtype, {2, 4}, std::string(bytes, 'x')});
+  }
+  const TempDir dir;
+  WriteModel(dir.path(), TinyConfig(), tensors);
+  Findings findings;
+  const auto model = ModelCheckpoint::OpenWithFindings(dir.path(), findings);
+  ASSERT_TRUE(model);
+  EXPECT_EQ(std::ssize(findings), static_cast<int>(DType::kUnknown) + 1);
+  for (const Finding& finding : findings) {
+    EXPECT_EQ(finding.severity, Severity::kWarning) << finding.where << finding.message;
+  }
+}
+
 TEST(ModelCheckpoint, InputScalesComeAsMultipliersFromBothConventions) {
   for (const StoredFormat format : {StoredFormat::kModelOptNvfp4, StoredFormat::kCtNvfp4}) {
     const TempDir dir;

@@ -60,14 +60,22 @@ Result<std::pair<int64_t, int64_t>> ReadOffsets(dom::element value, std::string_
   return std::pair{begin, end};
 }
 
-// shape x dtype in bytes, or nothing if that does not fit 63 bits.
-std::optional<int64_t> SizeOf(const Shape& shape, DType dtype) {
+// shape x dtype in bits, or nothing if that does not fit 63 bits.
+std::optional<int64_t> BitsOf(const Shape& shape, DType dtype) {
   if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return 0;
-  int64_t size = DTypeSize(dtype);
+  int64_t size = DTypeBits(dtype);
   for (const int64_t dim : shape) {
     if (__builtin_mul_overflow(size, dim, &size)) return std::nullopt;
   }
   return size;
+}
+
+// Why its bytes are not those of its dtype and shape; empty if they are.
+std::string SizeProblem(const TensorInfo& info) {
+  const std::optional<int64_t> bits = BitsOf(info.shape, info.dtype);
+  if (!bits) return "overflows";
+  if (*bits % 8 != 0) return fmt::format("ends within a byte ({} bits)", *bits);
+  return *bits / 8 == info.bytes ? "" : fmt::format("takes {} bytes", *bits / 8);
 }
 
 Result<TensorInfo> ReadEntry(std::string_view name, dom::element value, int64_t data_begin,
@@ -91,29 +99,25 @@ Result<TensorInfo> ReadEntry(std::string_view name, dom::element value, int64_t 
   if (dtype_field->get(dtype_name) != simdjson::SUCCESS) {
     return Refuse(source, name, "dtype is not a string");
   }
-  const std::optional<DType> dtype = DTypeFromName(dtype_name);
-  if (!dtype) return Refuse(source, name, fmt::format("unknown dtype {}", dtype_name));
-
   TensorInfo info;
   info.name = name;
-  info.dtype = *dtype;
+  info.dtype = DTypeFromName(dtype_name).value_or(DType::kUnknown);
+  if (info.dtype == DType::kUnknown) info.unknown_dtype = dtype_name;
   HB_ASSIGN_OR_RETURN(info.shape, ReadShape(*shape_field, source, name));
   HB_ASSIGN_OR_RETURN(const auto offsets, ReadOffsets(*offsets_field, source, name));
   const auto [begin, end] = offsets;
-  const std::optional<int64_t> size = SizeOf(info.shape, info.dtype);
-  if (!size) {
-    return Refuse(source, name, fmt::format("shape {} overflows", ShapeString(info.shape)));
-  }
-  if (*size != end - begin) {
-    return Refuse(source, name,
-                  fmt::format("{} {} takes {} bytes, but data_offsets [{}, {}] hold {}", dtype_name,
-                              ShapeString(info.shape), *size, begin, end, end - begin));
+  info.bytes = end - begin;
+  if (info.dtype != DType::kUnknown) {
+    if (const std::string problem = SizeProblem(info); !problem.empty()) {
+      return Refuse(source, name,
+                    fmt::format("{} {} {}, but data_offsets [{}, {}] hold {} bytes", dtype_name,
+                                ShapeString(info.shape), problem, begin, end, info.bytes));
+    }
   }
   if (end > std::numeric_limits<int64_t>::max() - data_begin) {
     return Refuse(source, name, fmt::format("data_offsets [{}, {}] overflow", begin, end));
   }
   info.offset = data_begin + begin;
-  info.bytes = *size;
   return info;
 }
 

@@ -22,8 +22,13 @@ struct TensorInfo {
   std::string name;
   DType dtype = DType::kF32;
   Shape shape;
-  int64_t offset = 0;  // of the first byte, from the beginning of the file
-  int64_t bytes = 0;   // ElementCount(shape) * DTypeSize(dtype)
+  int64_t offset = 0;              // of the first byte, from the beginning of the file
+  int64_t bytes = 0;               // ByteCount(dtype, shape), unless the dtype is unknown
+  std::string unknown_dtype = {};  // what the file calls a kUnknown
+
+  std::string_view dtype_name() const {
+    return dtype == DType::kUnknown ? unknown_dtype : DTypeName(dtype);
+  }
 };
 
 struct SafetensorsHeader {
@@ -40,9 +45,9 @@ inline constexpr int64_t kMaxSafetensorsHeader = 100'000'000;
 // `start` holds the first bytes of the file (at least the whole header, or all there is);
 // `file_size` is the size of the file; `source` names the file in errors.
 // Errors: length field beyond the file or the limit; not UTF-8 or not a JSON object; duplicate
-// names or keys; unknown dtype; negative or overflowing shape; fractional, negative, reversed or
-// out-of-file offsets; size that does not follow from shape and dtype; overlaps; holes; trailing
-// bytes; file size other than 8 + header + largest end.
+// names or keys; negative or overflowing shape; fractional, negative, reversed or out-of-file
+// offsets; size that does not follow from shape and dtype (whatever it is, of an unknown dtype);
+// overlaps; holes; trailing bytes; file size other than 8 + header + largest end.
 Result<SafetensorsHeader> ParseSafetensorsHeader(std::span<const std::byte> start,
                                                  int64_t file_size, std::string_view source);
 

@@ -54,7 +54,7 @@ FileLayout LayOut(const std::vector<TensorSpec>& tensors) {
     layout.starts[i] = offset;
     // push_back: assignment by key would search all earlier keys.
     header.get_ref<Json::object_t&>().push_back(
-        {tensor.name, Json{{"dtype", DTypeName(tensor.dtype)},
+        {tensor.name, Json{{"dtype", tensor.dtype_name()},
                            {"shape", tensor.shape},
                            {"data_offsets", {offset, offset + tensor.bytes()}}}});
     offset += tensor.bytes();
@@ -102,6 +102,10 @@ void SyncFolderOf(const std::filesystem::path& path) {
 }
 
 }  // namespace
+
+TensorSpec TensorSpec::Of(const TensorInfo& info) {
+  return {info.name, info.dtype, info.shape, info.unknown_dtype, info.bytes};
+}
 
 int64_t SafetensorsFileBytes(const std::vector<TensorSpec>& tensors) {
   return LayOut(tensors).file_bytes;

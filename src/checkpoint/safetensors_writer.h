@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "checkpoint/safetensors.h"
 #include "tensor/tensor_view.h"
 
 namespace halfbyte {
@@ -28,8 +29,19 @@ struct TensorSpec {
   std::string name;
   DType dtype = DType::kF32;
   Shape shape;
+  // Of a copy of a tensor whose dtype is kUnknown: the name and the size that no table has.
+  std::string unknown_dtype = {};
+  int64_t unknown_bytes = 0;
 
-  int64_t bytes() const { return ElementCount(shape) * DTypeSize(dtype); }
+  // Of a copy.
+  static TensorSpec Of(const TensorInfo& info);
+
+  std::string_view dtype_name() const {
+    return dtype == DType::kUnknown ? unknown_dtype : DTypeName(dtype);
+  }
+  int64_t bytes() const {
+    return dtype == DType::kUnknown ? unknown_bytes : ByteCount(dtype, shape);
+  }
 };
 
 class SafetensorsWriter {

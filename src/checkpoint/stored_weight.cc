@@ -13,7 +13,10 @@
 namespace halfbyte {
 namespace {
 
-bool IsContainer(DType dtype) { return dtype == DType::kU8 || dtype == DType::kI8; }
+// What 4-bit codes come in: bytes of two, or their own dtype with the same bytes.
+bool HoldsCodes(DType dtype) {
+  return dtype == DType::kU8 || dtype == DType::kI8 || dtype == DType::kF4;
+}
 
 // E8M0 comes under its own dtype or in a U8 container.
 bool IsE8m0(DType dtype) { return dtype == DType::kF8E8m0 || dtype == DType::kU8; }
@@ -36,7 +39,7 @@ Status RefuseOthers(const ModuleTensors& tensors, const char* format,
     if (tensors.Get(part) == nullptr || tensors.Get(part)->info == tensors.Main()->info) continue;
     if (std::find(allowed.begin(), allowed.end(), part) != allowed.end()) continue;
     return Wrong(*tensors.Main(),
-                 fmt::format("{} {} does not go with a {}", DTypeName(tensors.Main()->info->dtype),
+                 fmt::format("{} {} does not go with a {}", tensors.Main()->info->dtype_name(),
                              format, PartName(part)));
   }
   return {};
@@ -46,7 +49,7 @@ Status RequireScales(const CheckpointTensor& scales, bool right_dtype, const cha
                      const Shape& shape) {
   if (!right_dtype) {
     return Wrong(scales, fmt::format("is {}, but block scales of this format are {}",
-                                     DTypeName(scales.info->dtype), dtype));
+                                     scales.info->dtype_name(), dtype));
   }
   if (scales.info->shape != shape) {
     return Wrong(scales, fmt::format("has shape {}, but {} belongs to these codes",
@@ -59,7 +62,8 @@ Status RequireScales(const CheckpointTensor& scales, bool right_dtype, const cha
 Result<WeightLayout> FourBitLayout(const ModuleTensors& tensors, StoredFormat format, int64_t block,
                                    Part scale_part) {
   const CheckpointTensor& main = *tensors.Main();
-  WeightLayout layout{format, main.info->shape[0], main.info->shape[1] * 2, scale_part, 1, block};
+  const int64_t columns = main.info->shape[1] * (main.info->dtype == DType::kF4 ? 1 : 2);
+  WeightLayout layout{format, main.info->shape[0], columns, scale_part, 1, block};
   if (layout.columns % block != 0) {
     return Wrong(
         main, fmt::format("{} columns are no multiple of the block of {}", layout.columns, block));
@@ -92,10 +96,9 @@ Result<WeightLayout> ContainerLayout(const ModuleTensors& tensors) {
     return FourBitLayout(tensors, StoredFormat::kDeepSeekMxfp4, kMxfp4Block, Part::kScale);
   }
   if (tensors.Get(Part::kWeightScale) == nullptr && tensors.Get(Part::kWeightScale2) == nullptr) {
-    return Wrong(*tensors.Main(),
-                 fmt::format("is {} (two 4-bit codes a byte), but has neither scale nor "
-                             "weight_scale and weight_scale_2",
-                             DTypeName(tensors.Main()->info->dtype)));
+    return Wrong(*tensors.Main(), fmt::format("is {} (4-bit codes), but has neither scale nor "
+                                              "weight_scale and weight_scale_2",
+                                              tensors.Main()->info->dtype_name()));
   }
   HB_RETURN_IF_ERROR(Require(tensors, Part::kWeightScale2));
   HB_RETURN_IF_ERROR(
@@ -138,8 +141,8 @@ Result<WeightLayout> Fp8Layout(const ModuleTensors& tensors) {
   HB_RETURN_IF_ERROR(RefuseOthers(tensors, "FP8", {scale_part, Part::kInputScale}));
   const DType dtype = scales->info->dtype;
   if (!IsE8m0(dtype) && dtype != DType::kF32 && dtype != DType::kBf16) {
-    return Wrong(*scales,
-                 fmt::format("is {}, but FP8 scales are F8_E8M0, F32 or BF16", DTypeName(dtype)));
+    return Wrong(*scales, fmt::format("is {}, but FP8 scales are F8_E8M0, F32 or BF16",
+                                      scales->info->dtype_name()));
   }
   std::optional<WeightLayout> layout =
       Fp8Blocks(main.info->shape[0], main.info->shape[1], scales->info->shape);
@@ -264,13 +267,13 @@ Result<WeightLayout> DetectLayout(const ModuleTensors& tensors) {
   }
   const DType dtype = main->info->dtype;
   if (tensors.Get(Part::kWeightPacked) != nullptr) {
-    if (IsContainer(dtype)) return PackedLayout(tensors);
-    return Wrong(*main, fmt::format("is {}, but packed codes are U8", DTypeName(dtype)));
+    if (HoldsCodes(dtype)) return PackedLayout(tensors);
+    return Wrong(*main, fmt::format("is {}, but packed codes are U8", main->info->dtype_name()));
   }
-  if (IsContainer(dtype)) return ContainerLayout(tensors);
+  if (HoldsCodes(dtype)) return ContainerLayout(tensors);
   if (dtype == DType::kF8E4m3) return Fp8Layout(tensors);
   if (!IsFloat(dtype)) {
-    return Wrong(*main, fmt::format("{} is no format of a weight", DTypeName(dtype)));
+    return Wrong(*main, fmt::format("{} is no format of a weight", main->info->dtype_name()));
   }
   HB_RETURN_IF_ERROR(RefuseOthers(tensors, "unquantized weight", {}));
   return WeightLayout{FloatFormat(dtype), shape[0], shape[1], Part::kScale, 1, 0};
@@ -326,7 +329,7 @@ Result<StoredWeight> SliceFusedExperts(const CheckpointTensor& fused, int64_t ex
   if (shape.size() != 3 || !IsFloat(fused.info->dtype)) {
     return Wrong(fused, fmt::format("is {} {}, but fused experts are F32, BF16 or F16 with three "
                                     "dimensions",
-                                    DTypeName(fused.info->dtype), ShapeString(shape)));
+                                    fused.info->dtype_name(), ShapeString(shape)));
   }
   if (expert < 0 || expert >= shape[0] || begin < 0 || begin + count > shape[1]) {
     return Wrong(fused, fmt::format("shape {} has no rows {}..{} of expert {}", ShapeString(shape),
@@ -349,7 +352,7 @@ Result<float> ReadScalar(const CheckpointTensor& tensor) {
   const Shape& shape = tensor.info->shape;
   if (tensor.info->dtype != DType::kF32 || shape.size() > 1 || ElementCount(shape) != 1) {
     return Wrong(tensor, fmt::format("is {} {}, but must be one F32 number",
-                                     DTypeName(tensor.info->dtype), ShapeString(shape)));
+                                     tensor.info->dtype_name(), ShapeString(shape)));
   }
   return tensor.View().Load<float>(0);
 }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <numeric>
 #include <random>
 #include <string>
@@ -205,14 +206,27 @@ TEST(ScaleCheck, NamesTheTensorAndThePlaceOfTheFirstBadByte) {  // R105, R111
 }
 
 TEST(DType, EveryNameComesBack) {
-  for (const DType dtype : {DType::kBool, DType::kU8, DType::kI8, DType::kF8E4m3, DType::kF8E8m0,
-                            DType::kI16, DType::kU16, DType::kF16, DType::kBf16, DType::kI32,
-                            DType::kU32, DType::kF32, DType::kI64, DType::kU64, DType::kF64}) {
+  for (int i = 0; i < static_cast<int>(DType::kUnknown); ++i) {
+    const auto dtype = static_cast<DType>(i);
     EXPECT_EQ(DTypeFromName(DTypeName(dtype)), dtype);
-    EXPECT_GE(DTypeSize(dtype), 1);
+    EXPECT_GE(DTypeBits(dtype), 4);
   }
   EXPECT_EQ(DTypeFromName("bf16"), std::nullopt);
+  EXPECT_EQ(DTypeFromName(DTypeName(DType::kUnknown)), std::nullopt);
   EXPECT_EQ(DTypeSize(DType::kBf16), 2);
+}
+
+TEST(DType, SizesAreThoseOfTheFormat) {
+  const std::map<std::string, int64_t> bytes_of_8 = {
+      {"BOOL", 8},        {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"U8", 8},
+      {"I8", 8},          {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8},
+      {"F8_E5M2FNUZ", 8}, {"I16", 16},    {"U16", 16},    {"F16", 16},    {"BF16", 16},
+      {"I32", 32},        {"U32", 32},    {"F32", 32},    {"C64", 64},    {"F64", 64},
+      {"I64", 64},        {"U64", 64}};
+  EXPECT_EQ(std::ssize(bytes_of_8), static_cast<int>(DType::kUnknown));
+  for (const auto& [name, bytes] : bytes_of_8) {
+    EXPECT_EQ(ByteCount(*DTypeFromName(name), std::vector<int64_t>{2, 4}), bytes) << name;
+  }
 }
 
 TEST(TensorView, ReadsElementsAtAnyAddress) {

@@ -22,13 +22,19 @@ constexpr int64_t ElementCount(std::span<const int64_t> shape) {
   return count;
 }
 
+// Of a tensor of a known dtype. Types below a byte are packed without gaps, and the caller has
+// checked that the last byte is full.
+constexpr int64_t ByteCount(DType dtype, std::span<const int64_t> shape) {
+  return ElementCount(shape) * DTypeBits(dtype) / 8;
+}
+
 // "[256, 4096]"
 std::string ShapeString(std::span<const int64_t> shape);
 
 struct TensorView {
   DType dtype = DType::kF32;
   Shape shape;
-  std::span<const std::byte> bytes;  // ElementCount(shape) * DTypeSize(dtype) of them
+  std::span<const std::byte> bytes;  // ByteCount(dtype, shape) of them
 
   int64_t elements() const { return ElementCount(shape); }
 

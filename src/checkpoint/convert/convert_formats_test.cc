@@ -287,6 +287,40 @@ TEST_F(ConvertFormats, ModelOptToCompressedTensorsAndBackKeepsEveryByteButTheRec
   }
 }
 
+TEST_F(ConvertFormats, CodesOfTheTypeF4BecomeBytesAsEveryReaderOfNvfp4ExpectsThem) {
+  auto tensors = TinyModel(TinyConfig(), {NamingStyle::kHuggingFace, StoredFormat::kModelOptNvfp4,
+                                          StoredFormat::kBf16, false});
+  WriteModel(Source(), TinyConfig(), tensors);
+  const std::string gate = "model.layers.0.mlp.experts.0.gate_proj.weight";
+  const std::string bytes = TensorNamed(tensors, gate).bytes;
+  TensorNamed(tensors, gate).dtype = DType::kF4;
+  TensorNamed(tensors, gate).shape[1] *= 2;
+  WriteModel(dir_.path() / "f4", TinyConfig(), tensors);
+  MustConvert(dir_.path() / "f4", Target(), To(TargetFormat::kModelOptNvfp4));
+  const ModelCheckpoint result = OpenModel(Target());
+  EXPECT_EQ(result.checkpoint().Find(gate)->info->dtype, DType::kU8);
+  EXPECT_EQ(BytesOf(result.checkpoint().Find(gate)->View()), bytes);
+}
+
+TEST_F(ConvertFormats, UnusedTensorsOfAnyTypeAreCopied) {
+  auto tensors = TinyModel(
+      TinyConfig(), {NamingStyle::kOfficial, StoredFormat::kBf16, StoredFormat::kBf16, false});
+  tensors.push_back({"four", DType::kF4, {2, 3}, "abc"});
+  tensors.push_back({"complex", DType::kC64, {1}, "realimag"});
+  tensors.push_back({"later", DType::kUnknown, {9}, "0123456"});
+  WriteModel(Source(), TinyConfig(), tensors);
+  MustConvert(Source(), Target(), To(TargetFormat::kModelOptNvfp4));
+  const ModelCheckpoint result = OpenModel(Target());
+  for (const char* name : {"four", "complex", "later"}) {
+    const CheckpointTensor* tensor = result.checkpoint().Find(name);
+    ASSERT_NE(tensor, nullptr) << name;
+    const TestTensor& source = TensorNamed(tensors, name);
+    EXPECT_EQ(tensor->info->dtype_name(), DTypeName(source.dtype));
+    EXPECT_EQ(tensor->info->shape, source.shape);
+    EXPECT_EQ(BytesOf(tensor->View()), source.bytes);
+  }
+}
+
 TEST_F(ConvertFormats, RewrappingRefusesScaleBytesThatAreNoScales) {
   for (const char byte : {char(0x7f), char(0x80)}) {
     auto tensors = TinyModel(TinyConfig(), {NamingStyle::kOfficial, StoredFormat::kModelOptNvfp4,

@@ -164,7 +164,7 @@ class Planner {
   // Whether the matrix changes.
   Result<bool> Consider(const ModuleKey& key, const CheckpointTensor& main) {
     HB_ASSIGN_OR_RETURN(const StoredWeight weight, model_.FindWeight(key));
-    const std::optional<ConvertAction> action = ActionFor(key, weight);
+    const std::optional<ConvertAction> action = ActionFor(key, weight, main.info->dtype);
     const NamingStyle style = ParseTensorName(main.name())->style;
     const bool keeps_input_scale =
         weight.input_scale.has_value() && plan_.format != TargetFormat::kBf16;
@@ -193,14 +193,16 @@ class Planner {
   }
 
   // Nothing if the matrix stays as it is.
-  std::optional<ConvertAction> ActionFor(const ModuleKey& key, const StoredWeight& weight) {
+  std::optional<ConvertAction> ActionFor(const ModuleKey& key, const StoredWeight& weight,
+                                         DType codes) {
     if (plan_.format == TargetFormat::kBf16) {
       if (!IsQuantized(weight.format)) return std::nullopt;
       return ConvertAction::kDequantize;
     }
     if (IsNvfp4(weight.format)) {
       const bool is_ct = weight.format == StoredFormat::kCtNvfp4;
-      if (is_ct == (plan_.format == TargetFormat::kCtNvfp4)) return std::nullopt;
+      const bool same = is_ct == (plan_.format == TargetFormat::kCtNvfp4);
+      if (same && codes == DType::kU8) return std::nullopt;
       return ConvertAction::kRewrap;
     }
     if (!InScope(key)) return std::nullopt;
@@ -253,8 +255,7 @@ class Planner {
     for (ShardPlan& shard : plan_.shards) {
       for (CopyJob& copy : shard.copies) {
         copy.output = shard.outputs.size();
-        shard.outputs.push_back(
-            {copy.source->name(), copy.source->info->dtype, copy.source->info->shape});
+        shard.outputs.push_back(TensorSpec::Of(*copy.source->info));
       }
       std::stable_sort(
           shard.matrices.begin(), shard.matrices.end(),
