@@ -64,7 +64,7 @@ Result<std::optional<Tokenizer>> LoadTokenizer(const GenerateFlags& flags) {
 Result<std::vector<int32_t>> EncodePrompt(const GenerateFlags& flags,
                                           const std::optional<Tokenizer>& tokenizer) {
   if (flags.ids) return ReadTokenIds(*flags.ids);
-  if (flags.prompt) return tokenizer->Encode(*flags.prompt, ControlTokens::kRecognized);
+  if (flags.prompt) return tokenizer->EncodePrompt(*flags.prompt, /*add_special_tokens=*/true);
   HB_ASSIGN_OR_RETURN(const ModelDefaults defaults, ReadModelDefaults(flags.model.directory));
   std::vector<ChatMessage> messages;
   if (!flags.system.empty()) messages.push_back({ChatRole::kSystem, flags.system, ""});

@@ -70,7 +70,7 @@ void AddModelFlags(CLI::App& command, ModelFlags& flags) {
 Result<std::vector<int32_t>> EncodeText(const ModelFlags& flags, const std::string& text) {
   HB_ASSIGN_OR_RETURN(const Tokenizer tokenizer,
                       Tokenizer::Load(flags.directory / "tokenizer.json"));
-  return tokenizer.Encode(text, ControlTokens::kRecognized);
+  return tokenizer.EncodePrompt(text, /*add_special_tokens=*/true);
 }
 
 Result<int64_t> ContextOf(const Transformer& model, const std::optional<int64_t>& wanted) {
