@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "base/log.h"
 #include "base/memory_usage.h"
 #include "base/progress.h"
 #include "cli/commands.h"
@@ -52,13 +53,19 @@ Result<SamplingParams> ResolveSampling(const GenerateFlags& flags) {
   return sampling;
 }
 
-// With --ids a model without tokenizer.json is fine: ids go in and come out.
+// With --ids a model without tokenizer.json, or with one that we cannot read, is fine: ids go in
+// and come out.
 Result<std::optional<Tokenizer>> LoadTokenizer(const GenerateFlags& flags) {
   const std::filesystem::path path = flags.model.directory / "tokenizer.json";
   std::error_code error;  // an unreadable directory is for Tokenizer::Load to report
   if (flags.ids && !std::filesystem::exists(path, error) && !error) return std::nullopt;
-  HB_ASSIGN_OR_RETURN(Tokenizer tokenizer, Tokenizer::Load(path));
-  return tokenizer;
+  auto tokenizer = Tokenizer::Load(path);
+  if (!tokenizer && flags.ids) {
+    spdlog::warn("{}; so ids come out, not text", tokenizer.error().message);
+    return std::nullopt;
+  }
+  HB_ASSIGN_OR_RETURN(Tokenizer loaded, std::move(tokenizer));
+  return loaded;
 }
 
 Result<std::vector<int32_t>> EncodePrompt(const GenerateFlags& flags,

@@ -25,8 +25,8 @@ bool IsAddress(int family, const std::string& text) {
 // "name:8000", "name", "name." -> "name"; none if what follows the name is no port.
 std::optional<std::string_view> WithoutPort(std::string_view host, size_t name_end) {
   const std::string_view port = host.substr(name_end);
-  const bool is_port = port.empty() || (port.front() == ':' && port.find_first_not_of(
-                                                                   "0123456789", 1) == port.npos);
+  const bool is_port =
+      port.empty() || (port.front() == ':' && port.find_first_not_of("0123456789", 1) == port.npos);
   if (!is_port) return std::nullopt;
   return host.substr(0, name_end);
 }

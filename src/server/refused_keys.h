@@ -18,10 +18,10 @@ class RefusedKeys {
  public:
   using TimePoint = std::chrono::steady_clock::time_point;
 
-  static constexpr int kFree = 10;                     // refusals of an address, at once ...
-  static constexpr std::chrono::seconds kRefill{1};    // ... and one more after each of these
-  static constexpr std::chrono::seconds kDelay{1};     // of answers beyond
-  static constexpr size_t kMostAddresses = 1024;       // more share one
+  static constexpr int kFree = 10;                   // refusals of an address, at once ...
+  static constexpr std::chrono::seconds kRefill{1};  // ... and one more after each of these
+  static constexpr std::chrono::seconds kDelay{1};   // of answers beyond
+  static constexpr size_t kMostAddresses = 1024;     // more share one
 
   struct Verdict {
     TimePoint answer_at;     // not before

@@ -139,7 +139,10 @@ Result<Tokenizer> Tokenizer::FromJson(std::string_view json, std::string_view so
   BpeMergeTable merges;
   uint32_t duplicate = 0;
   if (!merges.Build(file.merges, &duplicate)) {
-    return MakeError("{}: field model.merges[{}] repeats an earlier rule", source, duplicate);
+    const BpeMerge& merge = file.merges[duplicate];
+    return MakeError("{}: field model.merges has two rules that join {} and {}", source,
+                     Quote(file.token_bytes[static_cast<size_t>(merge.left)]),
+                     Quote(file.token_bytes[static_cast<size_t>(merge.right)]));
   }
   state->bpe = Bpe(file.byte_ids, std::move(merges));
 
@@ -226,6 +229,10 @@ Status Tokenizer::State::EncodeText(std::string_view text, std::span<const ByteR
     if (end == text.size()) break;
     for (const char c : text.substr(end, step.length)) {
       ids->push_back(bpe.byte_id(static_cast<uint8_t>(c)));
+      if (ids->back() < 0) {
+        return MakeError("the text is not valid UTF-8, and {} has no token for its byte 0x{:02x}",
+                         source, static_cast<uint8_t>(c));
+      }
     }
     begin = end + step.length;
   }

@@ -39,7 +39,7 @@ class Tokenizer {
   ~Tokenizer();
 
   // Errors: text of 2 GiB or more; a regex of the file gives up on the text, or leaves some of it
-  // where it must not (SplitRule).
+  // where it must not (SplitRule); a byte that UTF-8 never has, where the vocabulary lacks it, too.
   Result<std::vector<int32_t>> Encode(std::string_view text, ControlTokens control) const;
 
   // Control tokens are recognised only where they lie wholly inside `ours`: ranges of `text`, in

@@ -150,8 +150,8 @@ std::optional<std::pair<std::string_view, std::string_view>> MergeSides(dom::ele
 Status ReadMerges(dom::array rules, const Vocabulary& vocabulary, const std::vector<bool>& special,
                   const std::string& source, TokenizerFile* file) {
   std::string joined;
+  size_t rank = 0;
   for (const dom::element rule : rules) {
-    const size_t rank = file->merges.size();
     const auto fail = [&](std::string_view what, std::string_view token) {
       return MakeError("{}: field model.merges[{}] {} {}", source, rank, what, Quote(token));
     };
@@ -168,13 +168,19 @@ Status ReadMerges(dom::array rules, const Vocabulary& vocabulary, const std::vec
       if (!id) return fail("names a token that the vocabulary lacks:", spellings[i]);
       ids[i] = *id;
     }
-    if (special[static_cast<size_t>(ids[2])]) {
+    const bool builds_special = special[static_cast<size_t>(ids[2])];
+    if (builds_special && UnspellBytes(joined) != joined) {
       return fail("would turn ordinary text into the special token", joined);
     }
-    file->merges.push_back({ids[0], ids[1], ids[2]});
+    // Where the reference library comes to merging, it has found special tokens already.
+    if (!builds_special) file->merges.push_back({ids[0], ids[1], ids[2]});
+    ++rank;
   }
   return {};
 }
+
+// Whether valid UTF-8 has this byte.
+bool IsInUtf8(uint8_t byte) { return byte != 0xC0 && byte != 0xC1 && byte < 0xF5; }
 
 Status FillBytes(const Vocabulary& vocabulary, const std::vector<bool>& special,
                  const std::string& source, TokenizerFile* file) {
@@ -194,12 +200,16 @@ Status FillBytes(const Vocabulary& vocabulary, const std::vector<bool>& special,
   for (int byte = 0; byte < 256; ++byte) {
     const std::string spelling = SpellByte(static_cast<uint8_t>(byte));
     const auto id = vocabulary.Find(spelling);
-    if (!id || special[static_cast<size_t>(*id)]) {
+    // An added token of that spelling stands for the character, as "À" does in DeepSeek-V2.
+    const bool found =
+        id && !special[static_cast<size_t>(*id)] &&
+        file->token_bytes[static_cast<size_t>(*id)] == std::string(1, static_cast<char>(byte));
+    if (!found && IsInUtf8(static_cast<uint8_t>(byte))) {
       return MakeError(
           "{}: field model.vocab lacks an ordinary token for byte 0x{:02x}, spelled {}", source,
           byte, Quote(spelling));
     }
-    file->byte_ids[static_cast<size_t>(byte)] = *id;
+    file->byte_ids[static_cast<size_t>(byte)] = found ? *id : -1;
   }
   return {};
 }

@@ -30,9 +30,9 @@ struct TokenizerFile {
   // By id: the bytes each token stands for. An ordinary token that spells no bytes (some
   // vocabularies list control tokens, too) stands for its spelling; an id without token for none.
   std::vector<std::string> token_bytes;
-  std::vector<bool> ordinary;  // by id: made of spelled bytes, and not an added token
-  std::array<int32_t, 256> byte_ids;
-  std::vector<BpeMerge> merges;  // by rank
+  std::vector<bool> ordinary;         // by id: made of spelled bytes, and not an added token
+  std::array<int32_t, 256> byte_ids;  // -1 where there is none, for bytes that UTF-8 never has
+  std::vector<BpeMerge> merges;       // by rank
   std::vector<AddedToken> added_tokens;
   UnicodeForm form = UnicodeForm::kAsIs;
   std::vector<SplitRule> splits;

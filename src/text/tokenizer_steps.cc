@@ -98,9 +98,8 @@ Result<SplitRule> ReadSplit(const Step& step, const std::string& source) {
 }
 
 Result<SplitRule> ReadDigits(const Step& step, const std::string& source) {
-  HB_ASSIGN_OR_RETURN(
-      const JsonFields fields,
-      JsonFields::Of(step.value, source, step.where, {"type", "individual_digits"}));
+  HB_ASSIGN_OR_RETURN(const JsonFields fields, JsonFields::Of(step.value, source, step.where,
+                                                              {"type", "individual_digits"}));
   HB_ASSIGN_OR_RETURN(const auto individual, fields.Bool("individual_digits"));
   return SplitRule{individual.value_or(false) ? R"(\p{N})" : R"(\p{N}+)"};
 }
@@ -130,9 +129,9 @@ Result<std::vector<int32_t>> SpecialIds(const JsonFields& piece,
 
 // "single" is the template for one text; "pair", for two, is nothing that we are asked for.
 Result<SpecialTokens> ReadTemplate(const Step& step, const std::string& source) {
-  HB_ASSIGN_OR_RETURN(const JsonFields fields,
-                      JsonFields::Of(step.value, source, step.where,
-                                     {"type", "single", "pair", "special_tokens"}));
+  HB_ASSIGN_OR_RETURN(
+      const JsonFields fields,
+      JsonFields::Of(step.value, source, step.where, {"type", "single", "pair", "special_tokens"}));
   HB_ASSIGN_OR_RETURN(const auto single, fields.Array("single"));
   HB_ASSIGN_OR_RETURN(const auto known, fields.Object("special_tokens"));
   if (!single) return MakeError("{} is missing", fields.Describe("single"));

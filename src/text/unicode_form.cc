@@ -3,6 +3,7 @@
 #include <unicode/bytestream.h>
 #include <unicode/edits.h>
 #include <unicode/normalizer2.h>
+#include <unicode/uniset.h>
 
 #include <algorithm>
 
@@ -11,13 +12,28 @@
 namespace halfbyte {
 namespace {
 
+// Characters that Unicode got later pass as they are: the tables of the reference library
+// (tokenizers 0.23, by its crate unicode-normalization-alignments 0.1.12) end there, and models
+// have been trained on what it makes of text.
+constexpr const char* kKnown = "[:age=9.0:]";
+
+struct Normalizers {
+  Normalizers() {
+    UErrorCode error = U_ZERO_ERROR;
+    known.applyPattern(kKnown, error).freeze();
+    const auto* all_nfc = icu::Normalizer2::getNFCInstance(error);
+    const auto* all_nfkc = icu::Normalizer2::getNFKCInstance(error);
+    HB_CHECK(U_SUCCESS(error), "ICU has no data: {}", u_errorName(error));
+    nfc.emplace(*all_nfc, known);
+    nfkc.emplace(*all_nfkc, known);
+  }
+  icu::UnicodeSet known;
+  std::optional<icu::FilteredNormalizer2> nfc, nfkc;
+};
+
 const icu::Normalizer2& NormalizerOf(UnicodeForm form) {
-  UErrorCode error = U_ZERO_ERROR;
-  const icu::Normalizer2* normalizer = form == UnicodeForm::kNfc
-                                           ? icu::Normalizer2::getNFCInstance(error)
-                                           : icu::Normalizer2::getNFKCInstance(error);
-  HB_CHECK(U_SUCCESS(error), "ICU has no data: {}", u_errorName(error));
-  return *normalizer;
+  static const Normalizers normalizers;
+  return form == UnicodeForm::kNfc ? *normalizers.nfc : *normalizers.nfkc;
 }
 
 // Where the result has what stands at or after byte `source` of the text (before it, if `is_end`).
