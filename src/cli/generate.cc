@@ -132,7 +132,7 @@ void PrintSummary(const GenerateFlags& flags, const GenerateRequest& request,
                "{} prompt tokens at {:.1f} tokens/s, {} generated at {:.1f} tokens/s ({}), peak "
                "memory {}\n",
                request.prompt.size(), prompt_rate, result.tokens.size(), rate, finish,
-               HumanQuantity(static_cast<double>(peak), "B"));
+               HumanBytes(peak));
     return;
   }
   const Json json = {{"text", text},
@@ -147,6 +147,25 @@ void PrintSummary(const GenerateFlags& flags, const GenerateRequest& request,
   fmt::print("{}\n", json.dump());
 }
 
+// --max-tokens, or as many as the model's context and the memory for its cache hold.
+Result<std::optional<int64_t>> MostTokens(const GenerateFlags& flags, const OpenedModel& model,
+                                          Communicator& ranks, int64_t prompt) {
+  const int64_t context = model.checkpoint.config().max_position_embeddings;
+  // What cannot be is for Generate to refuse.
+  if (flags.max_tokens || prompt == 0 || prompt >= context) return flags.max_tokens;
+  HB_ASSIGN_OR_RETURN(const int64_t mine, AffordableContext(model, flags.model, context));
+  HB_ASSIGN_OR_RETURN(const auto all, ranks.Collect(std::span<const int64_t>(&mine, 1)));
+  const int64_t affordable = std::ranges::min(all);
+  if (affordable == context) return std::nullopt;
+  if (affordable <= prompt) return 1;  // for LoadModel to refuse
+  const int64_t tokens = affordable - prompt;
+  if (ranks.first()) {
+    spdlog::warn("memory holds a cache of {} of the model's {} tokens: at most {} are generated",
+                 affordable, context, tokens);
+  }
+  return tokens;
+}
+
 Result<ExitCode> RunGenerate(const GenerateFlags& flags, Communicator& ranks) {
   GenerateRequest request;
   HB_ASSIGN_OR_RETURN(request.sampling, ResolveSampling(flags));
@@ -155,9 +174,14 @@ Result<ExitCode> RunGenerate(const GenerateFlags& flags, Communicator& ranks) {
       ranks.Broadcast(std::as_writable_bytes(std::span(&request.sampling.seed, 1)), /*root=*/0));
   HB_ASSIGN_OR_RETURN(const std::optional<Tokenizer> tokenizer, LoadTokenizer(flags));
   HB_ASSIGN_OR_RETURN(request.prompt, EncodePrompt(flags, tokenizer));
+  HB_ASSIGN_OR_RETURN(OpenedModel opened, OpenModel(flags.model, ranks));
+  HB_ASSIGN_OR_RETURN(request.max_tokens,
+                      MostTokens(flags, opened, ranks, std::ssize(request.prompt)));
+  const int64_t tokens = request.max_tokens ? std::ssize(request.prompt) + *request.max_tokens
+                                            : opened.checkpoint.config().max_position_embeddings;
   HB_ASSIGN_OR_RETURN(const LoadedModel model,
-                      LoadModel(flags.model, /*reference_tokens=*/0, &ranks));
-  request.max_tokens = flags.max_tokens;
+                      LoadModel(std::move(opened), flags.model,
+                                {.context_tokens = tokens, .context_flag = "--max-tokens"}));
   request.stop_ids = model.transformer->config().eos_token_ids;
 
   Printer printer(tokenizer, /*quiet=*/flags.json || !ranks.first());

@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/file.h"
+#include "base/memory_plan.h"
 #include "text/bpe.h"
 #include "text/pre_tokenizer.h"
 #include "text/tokenizer_file.h"
@@ -125,6 +126,13 @@ Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
 Tokenizer::~Tokenizer() = default;
 
 Result<Tokenizer> Tokenizer::Load(const std::filesystem::path& path) {
+  // While it is read: its text, the parsed JSON, the tables (deepseek's and llama's took 7).
+  constexpr int64_t kBytesPerByte = 8;
+  std::error_code unreadable;  // for ReadTextFile to report
+  const auto size = std::filesystem::file_size(path, unreadable);
+  MemoryPlan plan;
+  plan.Add("tokenizer", unreadable ? 0 : kBytesPerByte * static_cast<int64_t>(size));
+  HB_RETURN_IF_ERROR(plan.Check(ReadAvailableMemory(), path.string(), "more memory is needed"));
   HB_ASSIGN_OR_RETURN(const std::string json, ReadTextFile(path));
   return FromJson(json, path.string());
 }
