@@ -26,6 +26,21 @@ _SCORES = {"sqrt_softplus": 0, "sigmoid": 1, "softmax": 2, "identity": 3}
 _WEIGHTS = {"divide_by_sum": 0, "keep_scores": 1, "softmax_of_chosen": 2}
 
 
+def _call(function, *arguments):
+    """function of the arrays in `arguments`, each (name, array, dtypes it may have, dimensions). In
+    place of the signatures that the extension lists, a sentence about the one that does not fit."""
+    try:
+        return function(*(array for _, array, _, _ in arguments))
+    except TypeError:
+        fits = [str(getattr(array, "dtype", "")).removeprefix("torch.") in dtypes
+                and len(array.shape) == dimensions for _, array, dtypes, dimensions in arguments]
+        name, array, dtypes, dimensions = arguments[fits.index(False) if False in fits else -1]
+    given = (f"{array.dtype} with {len(array.shape)} dimensions" if hasattr(array, "dtype")
+             else f"a {type(array).__name__}")
+    raise TypeError(f"{name} must be an array of {' or '.join(dtypes)} with {dimensions} dimensions "
+                    f"in the CPU's memory, without gaps, not {given}")
+
+
 def _number(names, name, argument):
     if name not in names:
         raise ValueError(f"{argument}: {name!r} is none of {list(names)}")
@@ -43,8 +58,17 @@ def _options(arithmetic="w4a16", threads=0, activation_scales="auto", activation
 
 def _router(score="sqrt_softplus", weights="divide_by_sum", scaling_factor=1.0, bias=None, groups=0,
             chosen_groups=0):
-    return _moe.Router(_number(_SCORES, score, "score"), _number(_WEIGHTS, weights, "weights"),
-                       scaling_factor, bias, groups, chosen_groups)
+    def router(bias):
+        return _moe.Router(_number(_SCORES, score, "score"), _number(_WEIGHTS, weights, "weights"),
+                           scaling_factor, bias, groups, chosen_groups)
+
+    return router(None) if bias is None else _call(router, ("bias", bias, ["float32"], 1))
+
+
+def _experts(name, codes, scales, global_scales):
+    return _call(_moe.Nvfp4Experts, (f"{name} codes", codes, ["uint8"], 3),
+                 (f"{name} scales", scales, ["uint8"], 3),
+                 (f"{name} global scales", global_scales, ["float32"], 1))
 
 
 class MoeLayer:
@@ -89,7 +113,7 @@ class MoeLayer:
                        the experts in equal groups, of which the best take part (DeepSeek-V3: 8, 4)
         """
         count = len(gate[0]) if experts is None else experts
-        gate, up, down = (_moe.Nvfp4Experts(*projection) for projection in (gate, up, down))
+        gate, up, down = (_experts("gate", *gate), _experts("up", *up), _experts("down", *down))
         return cls(_moe.layer_from_nvfp4(gate, up, down, count, top_k, swiglu_limit,
                                          _router(**(router or {})), _options(**options),
                                          max_tokens))
@@ -107,7 +131,13 @@ class MoeLayer:
             return ids, weights
         ids = np.empty(shape, np.int32) if ids is None else ids
         weights = np.empty(shape, np.float32) if weights is None else weights
-        self._layer.route(logits, token_ids, ids, weights)
+        given = [("logits", logits, ["float32"], 2), ("ids", ids, ["int32"], 2),
+                 ("weights", weights, ["float32"], 2)]
+        if token_ids is None:
+            _call(lambda *arrays: self._layer.route(arrays[0], None, *arrays[1:]), *given)
+        else:
+            given.insert(1, ("token_ids", token_ids, ["int32"], 1))
+            _call(self._layer.route, *given)
         return ids, weights
 
     def __call__(self, hidden, topk_ids, topk_weights, out=None, stream=None):
@@ -121,8 +151,10 @@ class MoeLayer:
                                       stream)
             return out
         if out is None:
-            out = np.empty(tuple(hidden.shape), np.float32)
-        self._layer.run(hidden, topk_ids, topk_weights, out)
+            out = np.empty(np.shape(hidden), np.float32)
+        _call(self._layer.run, ("hidden", hidden, ["float32", "bfloat16"], 2),
+              ("topk_ids", topk_ids, ["int32"], 2), ("topk_weights", topk_weights, ["float32"], 2),
+              ("out", out, ["float32", "bfloat16"], 2))
         return out
 
     def counters(self):

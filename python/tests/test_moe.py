@@ -145,11 +145,38 @@ def test_the_router_of_a_layer_from_tensors(problem):
     np.testing.assert_array_equal(weights, [[14, 4]])
     with pytest.raises(ValueError, match="router bias"):
         halfbyte.MoeLayer.from_nvfp4(*projections, top_k=TOP_K, router=dict(bias=bias[1:]))
+    with pytest.raises(ValueError, match="router_bias: nan for expert 2 is not finite"):
+        halfbyte.MoeLayer.from_nvfp4(
+            *projections, top_k=TOP_K,
+            router=dict(bias=np.where(np.arange(EXPERTS) == 2, np.nan, 0).astype(np.float32)))
     with pytest.raises(ValueError, match="4 equal groups"):
         halfbyte.MoeLayer.from_nvfp4(*projections, top_k=TOP_K,
                                      router=dict(groups=4, chosen_groups=1))
     with pytest.raises(ValueError, match="score: 'x' is none of"):
         halfbyte.MoeLayer.from_nvfp4(*projections, top_k=TOP_K, router=dict(score="x"))
+
+
+def test_arrays_that_do_not_fit_are_named(problem):
+    projections, hidden, ids, weights = problem
+    layer = halfbyte.MoeLayer.from_nvfp4(*projections, top_k=TOP_K)
+    for arguments, sentence in (
+            ((hidden.tolist(), ids, weights, np.empty_like(hidden)),
+             "hidden must be an array of float32 or bfloat16 with 2 dimensions .*not a list"),
+            ((hidden, ids[0], weights), "topk_ids must be .* int32 with 2 .*not int32 with 1 dim"),
+            ((hidden, ids, weights.astype(np.complex64)), "topk_weights must .*not complex64"),
+            ((hidden, ids.astype("datetime64[s]"), weights), "topk_ids must .*not datetime64"),
+            ((hidden, ids, weights, np.empty((HIDDEN, TOKENS), np.float32).T), "out must .*without"),
+            ((hidden, None, weights), "topk_ids must .*not a NoneType")):
+        with pytest.raises(TypeError, match=sentence):
+            layer(*arguments)
+    with pytest.raises(TypeError, match="logits must be .*not a list"):
+        layer.route([[0.0] * EXPERTS])
+    with pytest.raises(TypeError, match="bias must be .* float32 with 1 dimensions.*not a list"):
+        halfbyte.MoeLayer.from_nvfp4(*projections, top_k=TOP_K, router=dict(bias=[0.0] * EXPERTS))
+    with pytest.raises(TypeError, match="up scales must be .* uint8 with 3 .*not uint8 with 2"):
+        codes, scales, global_scales = projections[1]
+        halfbyte.MoeLayer.from_nvfp4(projections[0], (codes, scales[0], global_scales),
+                                     projections[2], top_k=1)
 
 
 def test_what_cannot_work_is_a_sentence(problem):

@@ -195,6 +195,19 @@ TEST(MoeAbi, RoutesByTokenIdWhereTheCheckpointSaysSo) {
   }
 }
 
+TEST(MoeAbi, RefusesARouterBiasThatIsNotFinite) {
+  for (const float wrong :
+       {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
+    CapiWeights weights(WeightFormat::kBf16);
+    const std::vector<float> bias = {0, 0, 0, wrong, 0, 3};
+    weights.weights.router_bias = bias.data();
+    halfbyte_moe_layer* layer = nullptr;
+    EXPECT_EQ(halfbyte_moe_layer_create(&weights.weights, nullptr, &layer), HALFBYTE_MOE_BAD_INPUT);
+    EXPECT_NE(std::string(halfbyte_moe_last_error()).find("router_bias: "), std::string::npos);
+    EXPECT_NE(std::string(halfbyte_moe_last_error()).find("expert 3"), std::string::npos);
+  }
+}
+
 TEST(MoeAbi, RoutesByScoreAndCountsBadRows) {
   CapiWeights weights(WeightFormat::kBf16);
   const std::vector<float> bias = {0, 0, 0, 0, 0, 3};

@@ -187,6 +187,17 @@ Result<RouterParams> ReadRouter(const halfbyte_moe_weights& from) {
   return router;
 }
 
+// Empty if there is none.
+Result<std::vector<float>> ReadRouterBias(const halfbyte_moe_weights& from) {
+  if (from.router_bias == nullptr) return std::vector<float>();
+  std::vector<float> bias(from.router_bias, from.router_bias + from.experts);
+  for (size_t e = 0; e < bias.size(); ++e) {
+    if (std::isfinite(bias[e])) continue;
+    return MakeError("weights.router_bias: {} for expert {} is not finite", bias[e], e);
+  }
+  return bias;
+}
+
 ExpertInputScales InputScalesOf(const halfbyte_moe_weights& from) {
   if (from.gate_up_input_scale == 0 && from.down_input_scale == 0) {
     return {.gate_up = {}, .down = {}, .missing = "gate_up and down"};
@@ -222,9 +233,7 @@ Result<std::unique_ptr<halfbyte_moe_layer>> LayerFromTensors(const halfbyte_moe_
     parts.params.gate_up_input_scale = chosen.gate_up;
     parts.params.down_input_scale = chosen.down;
   }
-  if (weights.router_bias != nullptr) {
-    parts.routing.bias.assign(weights.router_bias, weights.router_bias + weights.experts);
-  }
+  HB_ASSIGN_OR_RETURN(parts.routing.bias, ReadRouterBias(weights));
   return LayerFromParts(std::move(parts), options);
 }
 

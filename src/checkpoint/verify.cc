@@ -10,12 +10,18 @@
 #include "base/thread_pool.h"
 #include "checkpoint/quantization_config.h"
 #include "checkpoint/weight_scan.h"
+#include "numerics/nvfp4_block.h"
 
 namespace halfbyte {
 namespace {
 
-// Above this share of blocks at the largest scale, the global scale is too small and blocks clip.
-constexpr double kClippedShare = 0.05;
+// The largest block scale is normal where a block's largest value is within 3.6 % of the tensor's.
+// That values were clipped only their source proves. Without it these many such blocks are looked
+// at, and are suspicious if they hold so many more codes of the largest magnitude than other blocks
+// that chance does not explain it: clipping makes large values equal.
+constexpr double kSuspiciousShare = 0.05;
+constexpr double kSuspiciousRatio = 1.5;
+constexpr double kSuspiciousExcess = 8;  // over 1 / sqrt(blocks)
 // NVFP4 of ordinary weights has about 20 dB; below this something else is wrong.
 constexpr double kPoorSqnr = 10;
 
@@ -78,14 +84,25 @@ void CheckScaleBytes(const ModelCheckpoint& model, const ModuleKey& key, const S
                     scan.bad, scan.scales, scan.first_bad / columns, scan.first_bad % columns,
                     one_byte ? fmt::format(": byte 0x{:02x}", byte) : ""));
   }
-  if (scan.scales >= 16 &&
-      static_cast<double>(scan.at_max) > kClippedShare * static_cast<double>(scan.scales)) {
-    Add(findings, Severity::kWarning, ScalesName(model, key, weight.name),
-        fmt::format(
-            "{} of {} block scales are at the maximum 448: the global scale {} is too small "
-            "and blocks are clipped",
-            scan.at_max, scan.scales, weight.matrix.global_scale.value()));
-  }
+}
+
+// For NVFP4 without a reference.
+void SuspectClipping(const ModelCheckpoint& model, const ModuleKey& key, const StoredWeight& weight,
+                     const ScaleScan& scan, const ElementScan& elements, Findings& findings) {
+  const auto full = static_cast<double>(scan.at_max);
+  const auto others = static_cast<double>(scan.scales - scan.at_max - elements.zero_blocks);
+  if (full <= kSuspiciousShare * static_cast<double>(scan.scales)) return;
+  const double in_full = static_cast<double>(elements.at_max_under_max_scale) / full;
+  const double in_others =
+      static_cast<double>(elements.at_max - elements.at_max_under_max_scale) / std::max(others, 1.);
+  if (in_full < kSuspiciousRatio * in_others) return;
+  if ((in_full - in_others) * std::sqrt(full) < kSuspiciousExcess) return;
+  Add(findings, Severity::kWarning, ScalesName(model, key, weight.name),
+      fmt::format("{} of {} block scales are at the maximum 448, with {:.1f} values of the largest "
+                  "magnitude each where other blocks have {:.1f}: the global scale {} may be too "
+                  "small and have clipped them (--reference SOURCE tells)",
+                  scan.at_max, scan.scales, in_full, in_others,
+                  weight.matrix.global_scale.value()));
 }
 
 void CheckElements(const std::string& name, int64_t columns, const ElementScan& scan,
@@ -107,16 +124,40 @@ FormatUse UseOf(const std::string& format, const ScaleScan& scales, const Elemen
           scales.at_max};
 }
 
-// A multiplier above 1 or a divisor below 1 looks like the other convention; exactly 1 is what
-// calibration tools leave where they saw no data (CNV-01, checkpoints.md §3).
-void CheckConvention(const ModuleTensors& tensors, Part part, bool divisor, Findings& findings) {
-  const CheckpointTensor* tensor = tensors.Get(part);
+bool AllZero(const ScaleScan& scales, const ElementScan& elements) {
+  return elements.zero == elements.elements || (scales.scales > 0 && scales.zero == scales.scales);
+}
+
+bool IsAllZero(const ModelCheckpoint& model, const ModuleKey& key) {
+  const Result<StoredWeight> weight = model.FindWeight(key);
+  return weight && AllZero(ScanScales(weight->matrix), ScanElements(weight->matrix));
+}
+
+// Whether what down multiplies is zero whatever the token.
+bool HasZeroInput(const ModelCheckpoint& model, ModuleKey key) {
+  const bool routed = key.module == Module::kExpertDown;
+  if (!routed && key.module != Module::kSharedDown) return false;
+  key.module = routed ? Module::kExpertGate : Module::kSharedGate;
+  if (IsAllZero(model, key)) return true;
+  key.module = routed ? Module::kExpertUp : Module::kSharedUp;
+  return IsAllZero(model, key);
+}
+
+// A multiplier above 1 or a divisor below 1 looks like the other convention (CNV-01). Exactly 1 is
+// what tools leave where there was nothing to scale: no data, or a matrix of zeros
+// (checkpoints.md §3).
+void CheckConvention(const ModelCheckpoint& model, const ModuleKey& key, Part part, bool divisor,
+                     bool all_zero, Findings& findings) {
+  const CheckpointTensor* tensor = model.modules().at(key).Get(part);
   if (tensor == nullptr) return;
   const Result<float> value = ReadScalar(*tensor);
   if (!value || !std::isfinite(*value)) return;  // reported with the weight
+  const bool of_input = part == Part::kInputScale || part == Part::kInputGlobalScale;
   if (*value == 1) {
-    Add(findings, Severity::kWarning, tensor->name(),
-        "is exactly 1, which marks an expert that calibration never reached");
+    if (all_zero || (of_input && HasZeroInput(model, key))) return;
+    Add(findings, of_input ? Severity::kWarning : Severity::kNote, tensor->name(),
+        of_input ? "is exactly 1, which marks an expert that calibration never reached"
+                 : "is exactly 1: the block scales alone carry the range of the values");
   } else if (divisor ? *value < 1 : *value > 1) {
     Add(findings, Severity::kWarning, tensor->name(),
         fmt::format("is {}: a {} {} 1 looks like the other convention", *value,
@@ -124,13 +165,14 @@ void CheckConvention(const ModuleTensors& tensors, Part part, bool divisor, Find
   }
 }
 
-void CheckConventions(const ModelCheckpoint& model, const ModuleKey& key, Findings& findings) {
-  const auto it = model.modules().find(key);
-  if (it == model.modules().end()) return;
-  CheckConvention(it->second, Part::kWeightScale2, false, findings);
-  CheckConvention(it->second, Part::kInputScale, false, findings);
-  CheckConvention(it->second, Part::kWeightGlobalScale, true, findings);
-  CheckConvention(it->second, Part::kInputGlobalScale, true, findings);
+void CheckConventions(const ModelCheckpoint& model, const ModuleKey& key, bool all_zero,
+                      Findings& findings) {
+  if (!model.modules().contains(key)) return;  // part of a fused tensor
+  for (const auto& [part, divisor] :
+       {std::pair{Part::kWeightScale2, false}, std::pair{Part::kInputScale, false},
+        std::pair{Part::kWeightGlobalScale, true}, std::pair{Part::kInputGlobalScale, true}}) {
+    CheckConvention(model, key, part, divisor, all_zero, findings);
+  }
 }
 
 // Gate and up share one product; unequal scales need two factors there (CNV-02).
@@ -174,6 +216,8 @@ void CompareWeights(const ModuleKey& key, const StoredWeight& weight,
   Comparison comparison{
       key,     weight.name, StoredFormatName(weight.format), StoredFormatName(other->format),
       columns, {}};
+  const bool nvfp4 = weight.matrix.format == WeightFormat::kNvfp4;
+  const float per_scale = 1.0f / weight.matrix.global_scale.value() / kE2m1Max;
   std::vector<float> mine(static_cast<size_t>(columns)), theirs(mine.size());
   for (int64_t r = 0; r < rows; ++r) {
     DequantizeRow(weight.matrix, r, mine.data());
@@ -182,6 +226,10 @@ void CompareWeights(const ModuleKey& key, const StoredWeight& weight,
       const auto at = static_cast<size_t>(c);
       comparison.error.Add(r * columns + c, mine[at], theirs[at]);
     }
+    for (int64_t c = 0; nvfp4 && c < columns; c += kNvfp4Block) {
+      const float wanted = BlockAmax(&theirs[static_cast<size_t>(c)]) * per_scale;
+      comparison.clipped_blocks += wanted > kE4m3ClipThreshold;
+    }
   }
   other->DropPages();
   result.comparison = std::move(comparison);
@@ -189,7 +237,6 @@ void CompareWeights(const ModuleKey& key, const StoredWeight& weight,
 
 void VerifyMatrix(const ModelCheckpoint& model, const ModuleKey& key,
                   const ModelCheckpoint* reference, ModuleResult& result) {
-  CheckConventions(model, key, result.findings);
   const Result<StoredWeight> weight = model.FindWeight(key);
   if (!weight) {
     result.findings.push_back(FindingOf(weight.error()));
@@ -199,9 +246,13 @@ void VerifyMatrix(const ModelCheckpoint& model, const ModuleKey& key,
   const ElementScan elements = ScanElements(weight->matrix);
   CheckScaleBytes(model, key, *weight, scales, result.findings);
   CheckElements(weight->name, weight->matrix.columns, elements, result.findings);
+  CheckConventions(model, key, AllZero(scales, elements), result.findings);
   CheckGateAndUp(model, key, *weight, result.findings);
   result.use = UseOf(StoredFormatName(weight->format), scales, elements);
   if (reference != nullptr) CompareWeights(key, *weight, *reference, result);
+  if (!result.comparison && weight->matrix.format == WeightFormat::kNvfp4) {
+    SuspectClipping(model, key, *weight, scales, elements, result.findings);
+  }
   weight->DropPages();
 }
 
@@ -271,6 +322,12 @@ void VerifyPlain(const ModelCheckpoint& model, const ModuleKey& key,
 
 void JudgeComparison(const Comparison& comparison, Findings& findings) {
   const ErrorStats& error = comparison.error;
+  if (comparison.clipped_blocks > 0) {
+    Add(findings, Severity::kWarning, comparison.tensor,
+        fmt::format("{} blocks of the reference hold values beyond what the global scale reaches: "
+                    "they are clipped",
+                    comparison.clipped_blocks));
+  }
   if (comparison.key.module == Module::kRouterTable) {
     if (!error.exact()) {
       Add(findings, Severity::kError, comparison.tensor, "differs from the reference");

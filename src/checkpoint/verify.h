@@ -39,6 +39,9 @@ struct Comparison {
   std::string reference_format;
   int64_t columns = 1;  // to turn an index into row and column
   ErrorStats error;     // of this checkpoint's values against the reference's
+  // NVFP4: blocks whose largest reference value wants a block scale that E4M3 does not have, as
+  // convert counts them (Nvfp4BlockStats).
+  int64_t clipped_blocks = 0;
 };
 
 struct Verification {

@@ -31,6 +31,7 @@ Json ComparisonJson(const Comparison& comparison) {
           {"sqnr_db", Finite(error.sqnr_db())},
           {"relative_l2", Finite(error.relative_l2())},
           {"max_abs_error", Finite(error.max_abs_error)},
+          {"clipped_blocks", comparison.clipped_blocks},
           {"worst",
            {{"row", worst / comparison.columns},
             {"column", worst % comparison.columns},

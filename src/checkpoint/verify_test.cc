@@ -5,6 +5,7 @@
 #include "checkpoint/checkpoint_test_files.h"
 #include "checkpoint/inspect.h"
 #include "checkpoint/quantization_config.h"
+#include "numerics/nvfp4_block.h"
 
 namespace halfbyte {
 namespace {
@@ -144,7 +145,6 @@ TEST(Verify, WarnsOfTheOtherConventionAndOfUncalibratedExperts) {
   change(kNv, "weight_scale_2", 3584, "other convention");
   change(kNv, "input_scale", 1344, "other convention");
   change(kCt, "weight_global_scale", 0.000279017857f, "other convention");
-  change(kCt, "weight_global_scale", 1, "never reached");
   change(kCt, "input_global_scale", 1, "never reached");
 }
 
@@ -160,13 +160,79 @@ TEST(Verify, WarnsOfGateAndUpWithDifferentGlobalScales) {  // R107
         "gate and up have different global scales, 0.015625 and 0.0078125");
 }
 
-TEST(Verify, WarnsOfClippedBlocks) {
+// kExpert's matrix becomes NVFP4 of `values` under that global scale in DIR/nvfp4, and the values
+// themselves in DIR/source. How many blocks the quantizer clipped.
+int64_t WriteQuantized(const TempDir& dir, const std::vector<float>& values, float global_scale) {
+  std::vector<TestTensor> tensors = Model(kNv);
+  std::string& codes = TensorNamed(tensors, fmt::format("{}.weight", kExpert)).bytes;
+  std::string& scales = TensorNamed(tensors, fmt::format("{}.weight_scale", kExpert)).bytes;
+  Nvfp4BlockStats stats;
+  for (size_t b = 0; b < scales.size(); ++b) {
+    Nvfp4BlockStats seen;
+    const Nvfp4Block block =
+        QuantizeNvfp4Block(&values[b * kNvfp4Block], GlobalScale(global_scale), &seen);
+    stats += seen;
+    std::memcpy(&codes[b * sizeof(block.codes)], block.codes, sizeof(block.codes));
+    scales[b] = static_cast<char>(block.scale);
+  }
+  const std::string name = fmt::format("{}.weight_scale_2", kExpert);
+  TensorNamed(tensors, name) = MakeScalar(name, global_scale);
+  WriteModel(dir.path() / "nvfp4", TinyConfig(), tensors);
+  tensors = Model(StoredFormat::kF32);
+  TensorNamed(tensors, fmt::format("{}.weight", kExpert)) =
+      MakeTensor(fmt::format("{}.weight", kExpert), DType::kF32, {32, 64}, values);
+  WriteModel(dir.path() / "source", TinyConfig(), tensors);
+  return stats.clipped;
+}
+
+std::string FindingsOf(const TempDir& dir, bool with_reference) {
+  VerifyOptions options;
+  if (with_reference) options.reference = dir.path() / "source";
+  return FindingsText(Verify(dir.path() / "nvfp4", options)->findings, 99);
+}
+
+TEST(Verify, SaysClippedWhereAValueWasAndNowhereElse) {
+  std::mt19937 random(3);
+  std::uniform_real_distribution<float> uniform(-1, 1);
+  std::vector<float> values(size_t{32} * 64);
+  for (float& value : values) value = uniform(random);
+  for (const float shrink : {1.0f, 0.9f, 0.5f}) {
+    const TempDir dir;
+    const int64_t clipped = WriteQuantized(dir, values, shrink / 2688);
+    EXPECT_EQ(clipped > 0, shrink < 1);
+    const std::string with = FindingsOf(dir, true);
+    EXPECT_EQ(with.find("clipped") != std::string::npos, clipped > 0) << with;
+    EXPECT_NE(with.find(clipped > 0 ? fmt::format("{} blocks of the reference", clipped) : ""),
+              std::string::npos)
+        << with;
+    // Without the source only what is beyond doubt is suspected.
+    const std::string without = FindingsOf(dir, false);
+    EXPECT_EQ(without.find("may be too small and have clipped") != std::string::npos, shrink < 0.9f)
+        << without;
+  }
+  for (float& value : values) value = value < 0 ? -1.0f : 1.0f;  // all blocks are alike
+  const TempDir dir;
+  EXPECT_EQ(WriteQuantized(dir, values, 1.0f / 2688), 0);
+  EXPECT_EQ(FindingsOf(dir, true).find("clipped"), std::string::npos);
+}
+
+TEST(Verify, AMatrixOfZerosIsNoSignOfMissingCalibration) {
   const TempDir dir;
   std::vector<TestTensor> tensors = Model(kNv);
-  std::string& scales = TensorNamed(tensors, fmt::format("{}.weight_scale", kExpert)).bytes;
-  std::fill(scales.begin(), scales.begin() + 16, '\x7e');
+  for (const char* part : {"w1", "w2", "w3"}) {
+    const std::string module = fmt::format("layers.1.ffn.experts.2.{}", part);
+    for (const char* tensor : {"weight", "weight_scale"}) {
+      std::string& bytes = TensorNamed(tensors, fmt::format("{}.{}", module, tensor)).bytes;
+      bytes.assign(bytes.size(), '\0');
+    }
+    for (const char* scalar : {"weight_scale_2", "input_scale"}) {
+      const std::string name = fmt::format("{}.{}", module, scalar);
+      TensorNamed(tensors, name) = MakeScalar(name, 1);
+    }
+  }
   WriteModel(dir.path(), TinyConfig(), tensors);
-  Finds(Check(dir).findings, Severity::kWarning, "w1.weight_scale", "clipped");
+  const Findings findings = Check(dir).findings;
+  EXPECT_FALSE(HasWarnings(findings)) << FindingsText(findings, 99);
 }
 
 TEST(Verify, RefusesRouterTablesOutOfRangeOrWithRepeats) {

@@ -69,16 +69,20 @@ ElementScan ScanCodes(const WeightMatrix& weight, int64_t block) {
   const auto* bytes = reinterpret_cast<const uint8_t*>(weight.data);
   const int64_t block_bytes = block / 2;
   const int64_t blocks = weight.rows * weight.columns / block;
+  const bool nvfp4 = weight.format == WeightFormat::kNvfp4;
   ElementScan scan;
   scan.elements = weight.rows * weight.columns;
   for (int64_t b = 0; b < blocks; ++b) {
     int64_t zero = 0;
+    int64_t at_max = 0;
     for (int64_t i = b * block_bytes; i < (b + 1) * block_bytes; ++i) {
       const int even = bytes[i] & 7;
       const int odd = (bytes[i] >> 4) & 7;
       zero += (even == 0) + (odd == 0);
-      scan.at_max += (even == 7) + (odd == 7);
+      at_max += (even == 7) + (odd == 7);
     }
+    scan.at_max += at_max;
+    if (nvfp4 && weight.scales[b] == std::byte{0x7e}) scan.at_max_under_max_scale += at_max;
     scan.zero += zero;
     scan.zero_blocks += zero == block;
   }

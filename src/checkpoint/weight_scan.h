@@ -35,9 +35,10 @@ ScaleScan ScanScales(const WeightMatrix& weight);
 struct ElementScan {
   int64_t elements = 0;
   int64_t zero = 0;
-  int64_t at_max = 0;       // 4-bit codes of magnitude 6, FP8 bytes of magnitude 448
-  int64_t zero_blocks = 0;  // 4-bit formats: blocks whose codes are all zero
-  int64_t bad = 0;          // NaN or infinity
+  int64_t at_max = 0;                  // 4-bit codes of magnitude 6, FP8 bytes of magnitude 448
+  int64_t at_max_under_max_scale = 0;  // of those, in NVFP4 blocks whose scale is 0x7e
+  int64_t zero_blocks = 0;             // 4-bit formats: blocks whose codes are all zero
+  int64_t bad = 0;                     // NaN or infinity
   int64_t first_bad = -1;
 };
 
