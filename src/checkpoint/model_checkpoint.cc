@@ -139,7 +139,7 @@ bool HasInputScale(const ModuleTensors& tensors) {
          tensors.Get(Part::kInputGlobalScale) != nullptr;
 }
 
-// If one expert of a layer has an input scale, all must (LDR-06).
+// If one quantized expert of a layer has an input scale, all must (LDR-06).
 void CheckInputScales(const ModelCheckpoint& model, Findings& findings) {
   struct Group {
     const ModuleTensors* with = nullptr;
@@ -148,7 +148,7 @@ void CheckInputScales(const ModelCheckpoint& model, Findings& findings) {
   std::unordered_map<ModuleKey, Group> groups;
   for (const auto& [key, tensors] : model.modules()) {
     if (!IsRoutedExpert(key.module) || IsFused(key) || tensors.Main() == nullptr) continue;
-    if (model.Unread(key)) continue;
+    if (model.Unread(key) || IsFloat(tensors.Main()->info->dtype)) continue;
     ModuleKey projection = key;
     projection.expert = kNoExpert;
     Group& group = groups[projection];

@@ -1,75 +1,104 @@
 #include "checkpoint/quantization_config.h"
 
-#define PCRE2_CODE_UNIT_WIDTH 8
-#include <pcre2.h>
-
 #include <algorithm>
-#include <memory>
-#include <set>
+#include <array>
+#include <optional>
+#include <vector>
 
 #include "base/json.h"
+#include "checkpoint/exclusions.h"
 
 namespace halfbyte {
 namespace {
 
-constexpr std::string_view kRegexPrefix = "re:";
 constexpr std::string_view kMixed = "MIXED_PRECISION";
-
-bool GlobMatches(std::string_view glob, std::string_view text) {
-  size_t g = 0, t = 0, star = std::string_view::npos, resume = 0;
-  while (t < text.size()) {
-    if (g < glob.size() && glob[g] == '*') {
-      star = g++;
-      resume = t;
-    } else if (g < glob.size() && (glob[g] == '?' || glob[g] == text[t])) {
-      ++g;
-      ++t;
-    } else if (star != std::string_view::npos) {
-      g = star + 1;
-      t = ++resume;
-    } else {
-      return false;
-    }
-  }
-  return std::all_of(glob.begin() + static_cast<std::ptrdiff_t>(g), glob.end(),
-                     [](char c) { return c == '*'; });
-}
 
 // Claims of one file.
 struct Announcement {
   std::string file;
-  std::string algorithm;   // of the experts: "NVFP4", or empty
-  std::string everything;  // of all that nothing else is said about: quant_algo, or empty
+  std::set<std::string> formats;  // "NVFP4", "MXFP4", "FP8", or whatever else it says
+  std::string algorithm;          // ModelOpt's, of the experts: "NVFP4", or empty
+  std::string everything;         // of all that nothing else is said about: quant_algo, or empty
+  std::string kv_cache;           // the field that announces a quantized KV cache, or empty
   std::optional<int64_t> group_size;
   std::vector<std::string> excluded;
 };
 
-// compressed-tensors names a format for all or per group.
-Result<bool> IsCtNvfp4(const JsonObject& section) {
-  constexpr std::string_view kFormat = "nvfp4-pack-quantized";
-  HB_ASSIGN_OR_RETURN(const std::optional<std::string> format, section.String("format"));
-  if (format == kFormat) return true;
-  HB_ASSIGN_OR_RETURN(const std::optional<JsonObject> groups, section.Object("config_groups"));
-  if (!groups) return false;
-  for (const auto& [name, group] : groups->json().items()) {
-    if (group.is_object() && group.contains("format") && group["format"] == kFormat) return true;
+// The format that an algorithm of ModelOpt stores: "NVFP4_AWQ" and "W4A16_NVFP4" are NVFP4.
+std::string FormatOfAlgorithm(const std::string& algorithm) {
+  for (const char* format : {"NVFP4", "MXFP4", "FP8"}) {
+    if (algorithm.find(format) != std::string::npos) return format;
   }
-  return false;
+  return algorithm;
+}
+
+// What a format of compressed-tensors stores, from its name, else from the numbers of its weights.
+std::string FormatOfGroup(const std::string& format, const Json& group) {
+  if (format == "nvfp4-pack-quantized") return "NVFP4";
+  if (format == "mxfp4-pack-quantized") return "MXFP4";
+  const Json weights = group.is_object() ? group.value("weights", Json()) : Json();
+  if (!weights.is_object() || weights.value("type", Json()) != "float") return format;
+  if (weights.value("num_bits", Json()) == 8) return "FP8";
+  if (weights.value("num_bits", Json()) != 4) return format;
+  return weights.value("group_size", Json()) == 32 ? "MXFP4" : "NVFP4";
+}
+
+Status ReadCompressedTensors(const JsonObject& section, Announcement& claims) {
+  HB_ASSIGN_OR_RETURN(const std::optional<std::string> format, section.String("format"));
+  HB_ASSIGN_OR_RETURN(const std::optional<JsonObject> groups, section.Object("config_groups"));
+  const Json none = Json::object();
+  for (const auto& [name, group] : (groups ? groups->json() : none).items()) {
+    const bool named = group.is_object() && group.contains("format") && group["format"].is_string();
+    const std::string own = named ? group["format"].get<std::string>() : format.value_or("");
+    claims.formats.insert(FormatOfGroup(own, group));
+  }
+  if (claims.formats.empty() && format) claims.formats.insert(FormatOfGroup(*format, Json()));
+  claims.formats.erase("");
+  if (claims.formats.contains("NVFP4")) claims.algorithm = "NVFP4";
+  return {};
+}
+
+Status ReadModelOpt(const JsonObject& section, Announcement& claims) {
+  HB_ASSIGN_OR_RETURN(const std::optional<std::string> experts, section.String("moe_quant_algo"));
+  HB_ASSIGN_OR_RETURN(const std::optional<std::string> all, section.String("quant_algo"));
+  claims.everything = all.value_or("");
+  claims.algorithm = experts ? *experts : claims.everything == kMixed ? "" : claims.everything;
+  for (const std::string& algorithm : {claims.everything, claims.algorithm}) {
+    if (algorithm != kMixed) claims.formats.insert(FormatOfAlgorithm(algorithm));
+  }
+  HB_ASSIGN_OR_RETURN(const std::optional<JsonObject> layers, section.Object("quantized_layers"));
+  const Json none = Json::object();
+  for (const auto& [name, layer] : (layers ? layers->json() : none).items()) {
+    const Json algorithm = layer.is_object() ? layer.value("quant_algo", Json()) : Json();
+    if (algorithm.is_string()) claims.formats.insert(FormatOfAlgorithm(algorithm));
+  }
+  claims.formats.erase("");
+  return {};
+}
+
+Status ReadMethod(const JsonObject& section, Announcement& claims) {
+  HB_ASSIGN_OR_RETURN(const std::optional<std::string> method, section.String("quant_method"));
+  HB_RETURN_IF_ERROR(ReadModelOpt(section, claims));
+  if (!method || method->starts_with("modelopt")) {
+    if (!claims.formats.empty()) return {};
+    return ReadCompressedTensors(section, claims);
+  }
+  if (*method == "compressed-tensors") return ReadCompressedTensors(section, claims);
+  if (*method == "fp8") {
+    claims.formats.insert("FP8");
+  } else {
+    claims.formats.insert(*method == "mxfp4" ? "MXFP4" : *method);
+  }
+  return {};
 }
 
 Result<Announcement> ReadAnnouncement(const JsonObject& section, std::string file,
                                       std::string_view exclude_key) {
   Announcement claims{.file = std::move(file)};
-  HB_ASSIGN_OR_RETURN(const std::optional<std::string> experts, section.String("moe_quant_algo"));
-  HB_ASSIGN_OR_RETURN(const std::optional<std::string> all, section.String("quant_algo"));
-  claims.everything = all.value_or("");
-  if (experts) {
-    claims.algorithm = *experts;
-  } else if (claims.everything != kMixed) {
-    claims.algorithm = claims.everything;
+  HB_RETURN_IF_ERROR(ReadMethod(section, claims));
+  for (const char* key : {"kv_cache_scheme", "kv_cache_quant_algo"}) {
+    if (section.Has(key)) claims.kv_cache = key;
   }
-  HB_ASSIGN_OR_RETURN(const bool ct, IsCtNvfp4(section));
-  if (ct) claims.algorithm = "NVFP4";
   HB_ASSIGN_OR_RETURN(claims.group_size, section.Int("group_size"));
   HB_ASSIGN_OR_RETURN(const std::optional<const Json*> excluded, section.Array(exclude_key));
   if (!excluded) return claims;
@@ -87,7 +116,10 @@ Result<std::optional<Announcement>> ReadMain(const ModelCheckpoint& model) {
   HB_ASSIGN_OR_RETURN(
       const JsonObject section,
       JsonObject::Of(*model.config().quantization, "config.json", "quantization_config"));
-  HB_ASSIGN_OR_RETURN(Announcement claims, ReadAnnouncement(section, "config.json", "ignore"));
+  constexpr const char* kOwn = "modules_to_not_convert";  // of fp8, mxfp4 and others
+  HB_ASSIGN_OR_RETURN(
+      Announcement claims,
+      ReadAnnouncement(section, "config.json", section.Has("ignore") ? "ignore" : kOwn));
   return claims;
 }
 
@@ -132,146 +164,104 @@ void CompareClaims(const Announcement& main, const Announcement& side, Findings&
   }
 }
 
-struct NamedModule {
-  std::string name;  // without the part
-  bool nvfp4 = false;
-};
-
-// Experts other than the first are left out: patterns with wildcards do not tell experts apart, and
-// there are tens of thousands. NamesAModule covers exact names.
-std::vector<NamedModule> NamedModules(const ModelCheckpoint& model) {
-  std::vector<NamedModule> modules;
-  for (const auto& [key, tensors] : model.modules()) {
-    const CheckpointTensor* main = tensors.Main();
-    if (main == nullptr || key.expert > 0) continue;
-    std::string name = main->name();
-    for (const Part part : {Part::kWeight, Part::kWeightPacked}) {
-      const std::string suffix = fmt::format(".{}", PartName(part));
-      if (name.ends_with(suffix)) name.resize(name.size() - suffix.size());
-    }
-    bool nvfp4 = false;
-    if (IsMatrix(key.module) && main->info->shape.size() == 2) {
-      const Result<WeightLayout> layout = DetectLayout(tensors);
-      nvfp4 = layout && (layout->format == StoredFormat::kModelOptNvfp4 ||
-                         layout->format == StoredFormat::kCtNvfp4);
-    }
-    modules.push_back({std::move(name), nvfp4});
-  }
-  std::sort(modules.begin(), modules.end(),
-            [](const NamedModule& a, const NamedModule& b) { return a.name < b.name; });
-  return modules;
-}
-
-struct FreePcre {
-  void operator()(pcre2_code* code) const { pcre2_code_free(code); }
-  void operator()(pcre2_match_data* data) const { pcre2_match_data_free(data); }
-  void operator()(pcre2_match_context* context) const { pcre2_match_context_free(context); }
-};
-
-// Patterns come from files: one that would search for ages counts as no match.
-constexpr uint32_t kRegexSteps = 100'000;
-
-PCRE2_SPTR Units(std::string_view text) { return reinterpret_cast<PCRE2_SPTR>(text.data()); }
-
-// A compiled pattern; see CoversModule.
-class Pattern {
- public:
-  explicit Pattern(std::string_view text) : text_(text) {
-    if (!text.starts_with(kRegexPrefix)) return;
-    is_regex_ = true;
-    text.remove_prefix(kRegexPrefix.size());
-    int error = 0;
-    size_t offset = 0;
-    regex_.reset(pcre2_compile(Units(text), text.size(), PCRE2_ANCHORED, &error, &offset, nullptr));
-    if (!regex_) return;
-    match_.reset(pcre2_match_data_create_from_pattern(regex_.get(), nullptr));
-    context_.reset(pcre2_match_context_create(nullptr));
-    pcre2_set_match_limit(context_.get(), kRegexSteps);
-  }
-  bool broken() const { return is_regex_ && !regex_; }
-
-  bool Covers(std::string_view module) const {
-    if (is_regex_) {
-      return regex_ && pcre2_match(regex_.get(), Units(module), module.size(), 0, 0, match_.get(),
-                                   context_.get()) >= 0;
-    }
-    for (size_t end = module.find('.');; end = module.find('.', end + 1)) {
-      if (GlobMatches(text_, module.substr(0, end))) return true;
-      if (end == std::string_view::npos) return false;
-    }
-  }
-
- private:
-  std::string text_;
-  bool is_regex_ = false;
-  std::unique_ptr<pcre2_code, FreePcre> regex_;
-  std::unique_ptr<pcre2_match_data, FreePcre> match_;
-  std::unique_ptr<pcre2_match_context, FreePcre> context_;
-};
-
-// "layers.3.ffn.experts.7.w1"
-bool NamesAModule(const ModelCheckpoint& model, const std::string& text) {
-  const std::optional<TensorName> name = ParseTensorName(text + ".weight");
-  return name && model.Has(name->key);
-}
-
-void CheckExclusions(const Announcement& claims, const std::vector<NamedModule>& modules,
-                     const ModelCheckpoint& model, Findings& findings) {
-  for (const std::string& text : claims.excluded) {
-    const Pattern pattern(text);
-    const std::string where = fmt::format("{}: {}", claims.file, text);
-    if (pattern.broken()) {
-      findings.push_back({Severity::kWarning, where, "not a regular expression"});
-      continue;
-    }
-    bool used = false;
-    for (const NamedModule& module : modules) {
-      if (!pattern.Covers(module.name)) continue;
-      used = true;
-      if (!module.nvfp4) continue;
-      findings.push_back({Severity::kWarning, module.name,
-                          fmt::format("{} excludes it from quantization ({}), but it is stored as "
-                                      "NVFP4 and will be read as such",
-                                      claims.file, text)});
-    }
-    if (!used && !NamesAModule(model, text)) {
-      findings.push_back({Severity::kWarning, where, "this exclusion matches no module"});
-    }
+const char* EncodingOf(StoredFormat format) {
+  switch (format) {
+    case StoredFormat::kModelOptNvfp4:
+    case StoredFormat::kCtNvfp4:
+      return "NVFP4";
+    case StoredFormat::kDeepSeekMxfp4:
+    case StoredFormat::kCtMxfp4:
+      return "MXFP4";
+    case StoredFormat::kFp8Tensor:
+    case StoredFormat::kFp8Channel:
+    case StoredFormat::kFp8Block:
+      return "FP8";
+    default:
+      return "";
   }
 }
 
-void CompareWithTensors(const std::optional<Announcement>& claims,
-                        const std::vector<NamedModule>& modules, const ModelCheckpoint& model,
+void CompareWithTensors(const std::optional<Announcement>& claims, const ModelCheckpoint& model,
                         Findings& findings) {
-  const bool stored = std::any_of(modules.begin(), modules.end(),
-                                  [](const NamedModule& module) { return module.nvfp4; });
-  const bool announced = claims && claims->algorithm == "NVFP4";
-  if (stored && !announced) {
-    findings.push_back({Severity::kNote, claims ? claims->file : "config.json",
-                        "does not announce NVFP4, but some weights are stored as NVFP4"});
-  }
-  if (announced && !stored) {
+  const std::set<std::string> stored = StoredQuantization(model);
+  const std::string expert_dtype =
+      model.has_config() ? model.config().expert_dtype.value_or("") : "";
+  std::set<std::string> announced = claims ? claims->formats : std::set<std::string>();
+  for (const std::string& format : stored) {
+    const bool fp4 = format == "MXFP4" && expert_dtype == "fp4";
+    if (announced.contains(format) || fp4) continue;
     findings.push_back(
-        {Severity::kWarning, claims->file, "announces NVFP4, but no weight is stored as NVFP4"});
+        {Severity::kNote, claims ? claims->file : "config.json",
+         fmt::format("does not announce {0}, but some weights are stored as {0}", format)});
   }
-  if (announced && claims->group_size.value_or(16) != 16) {
+  for (const std::string& format : announced) {
+    if (stored.contains(format)) continue;
+    findings.push_back(
+        {Severity::kWarning, claims->file,
+         fmt::format("announces {0}, but no weight is stored as {0}: loaders that believe it fail "
+                     "or compute garbage; correct the quantization section or remove it",
+                     format)});
+  }
+  if (announced.contains("NVFP4") && claims->group_size.value_or(16) != 16) {
     findings.push_back({Severity::kError, claims->file,
                         fmt::format("NVFP4 has groups of 16, not {}", *claims->group_size)});
   }
-  if (!model.has_config() || model.config().expert_dtype != "fp8") return;
-  const ModuleKey first = ModuleKey::Layer(0, Module::kExpertGate, 0);
-  const Result<StoredWeight> weight = model.FindWeight(first);
-  if (weight && weight->matrix.format != WeightFormat::kFp8) {
-    findings.push_back({Severity::kWarning, "config.json",
-                        fmt::format("expert_dtype is fp8, but experts are stored as {}",
-                                    StoredFormatName(weight->format))});
+}
+
+// expert_dtype against the first expert.
+void CheckExpertDtype(const ModelCheckpoint& model, Findings& findings) {
+  if (!model.has_config() || !model.config().expert_dtype) return;
+  const std::string& dtype = *model.config().expert_dtype;
+  if (dtype != "fp8" && dtype != "fp4") return;
+  const Result<StoredWeight> weight = model.FindWeight(ModuleKey::Layer(0, Module::kExpertGate, 0));
+  if (!weight) return;
+  const WeightFormat format = weight->matrix.format;
+  const bool right = dtype == "fp8"
+                         ? format == WeightFormat::kFp8
+                         : format == WeightFormat::kMxfp4 || format == WeightFormat::kNvfp4;
+  if (right) return;
+  findings.push_back({Severity::kWarning, "config.json",
+                      fmt::format("expert_dtype is {}, but experts are stored as {}", dtype,
+                                  StoredFormatName(weight->format))});
+}
+
+// Scales of a quantized KV cache have names of their own, which no table of the weights has.
+bool IsKvCacheScale(std::string_view name) {
+  constexpr std::array<std::string_view, 5> kEnds = {
+      ".k_scale", ".v_scale", ".kv_scale", ".k_proj.output_scale", ".v_proj.output_scale"};
+  return std::any_of(kEnds.begin(), kEnds.end(),
+                     [&](std::string_view end) { return name.ends_with(end); });
+}
+
+void CheckKvCache(const Announcement& claims, const ModelCheckpoint& model, Findings& findings) {
+  if (claims.kv_cache.empty()) return;
+  const CheckpointTensor* first = nullptr;
+  int64_t scales = 0;
+  for (const CheckpointTensor& tensor : model.unknown()) {
+    if (IsKvCacheScale(tensor.name()) && scales++ == 0) first = &tensor;
   }
+  findings.push_back(
+      {Severity::kWarning, claims.file,
+       fmt::format("{} announces a quantized KV cache, {}; halfbyte keeps its cache in a format of "
+                   "its own and leaves this to other loaders",
+                   claims.kv_cache,
+                   first == nullptr ? "but no scale for one is stored"
+                                    : fmt::format("and {} scales for it are stored, such as {}",
+                                                  scales, first->name()))});
 }
 
 }  // namespace
 
-bool CoversModule(std::string_view pattern, std::string_view module) {
-  return Pattern(pattern).Covers(module);
+std::set<std::string> StoredQuantization(const ModelCheckpoint& model) {
+  std::set<std::string> formats;
+  for (const auto& [key, tensors] : model.modules()) {
+    if (tensors.Main() == nullptr || !IsMatrix(key.module)) continue;
+    if (IsFloat(tensors.Main()->info->dtype)) continue;
+    if (const Result<WeightLayout> layout = DetectLayout(tensors)) {
+      formats.insert(EncodingOf(layout->format));
+    }
+  }
+  return formats;
 }
 
 void CheckQuantizationConfig(const ModelCheckpoint& model, Findings& findings) {
@@ -287,11 +277,14 @@ void CheckQuantizationConfig(const ModelCheckpoint& model, Findings& findings) {
     if (*claims) CheckClaims(**claims, findings);
   }
   if (*main && *side) CompareClaims(**main, **side, findings);
-  const std::vector<NamedModule> modules = NamedModules(model);
   std::optional<Announcement> claims = *main ? *main : *side;
-  if (*side && (!claims || claims->algorithm.empty())) claims = *side;
-  CompareWithTensors(claims, modules, model, findings);
-  if (claims) CheckExclusions(*claims, modules, model, findings);
+  if (*side && (!claims || claims->formats.empty())) claims = *side;
+  CompareWithTensors(claims, model, findings);
+  CheckExpertDtype(model, findings);
+  if (!claims) return;
+  CheckKvCache(*claims, model, findings);
+  CheckExclusions({claims->file, claims->excluded, claims->formats.contains("NVFP4")}, model,
+                  findings);
 }
 
 }  // namespace halfbyte

@@ -2,20 +2,19 @@
 // the tensors (CNV-05). The tensors decide; this only reports.
 #pragma once
 
-#include <string_view>
+#include <set>
+#include <string>
 
 #include "checkpoint/finding.h"
 #include "checkpoint/model_checkpoint.h"
 
 namespace halfbyte {
 
-// Whether an ignore / exclude_modules entry covers a module:
-//   "re:EXPRESSION" matches from the beginning of the name;
-//   anything else is a glob (* and ?) for the name or for one of its parents, so "model.layers.1"
-//   covers "model.layers.1.mlp.gate" but not "model.layers.10.mlp.gate".
-// An expression that is none matches nothing.
-bool CoversModule(std::string_view pattern, std::string_view module);
+// "NVFP4", "MXFP4", "FP8": the formats of the quantized matrices that are stored.
+std::set<std::string> StoredQuantization(const ModelCheckpoint& model);
 
+// A claim without content, content without a claim, exclusions that are not borne out and claims
+// that contradict each other are findings.
 void CheckQuantizationConfig(const ModelCheckpoint& model, Findings& findings);
 
 }  // namespace halfbyte

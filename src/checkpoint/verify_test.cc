@@ -2,8 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
+#include <random>
+#include <tuple>
+
 #include "checkpoint/checkpoint_test_files.h"
 #include "checkpoint/inspect.h"
+#include "checkpoint/module_pattern.h"
 #include "checkpoint/quantization_config.h"
 #include "numerics/nvfp4_block.h"
 
@@ -291,18 +296,18 @@ TEST(Verify, RefusesABrokenReference) {
 
 // CNV-05.
 TEST(QuantizationConfig, PatternsCoverWhatTheySay) {
-  EXPECT_TRUE(CoversModule("lm_head*", "lm_head"));
-  EXPECT_TRUE(CoversModule("*.mlp.gate", "model.layers.3.mlp.gate"));
-  EXPECT_FALSE(CoversModule("*.mlp.gate", "model.layers.3.mlp.gate_proj"));
-  EXPECT_TRUE(CoversModule("re:.*attn.*", "layers.3.attn.wq_a"));
-  EXPECT_FALSE(CoversModule("re:attn", "layers.3.attn.wq_a"));
-  EXPECT_TRUE(CoversModule("model.layers.1", "model.layers.1.mlp.gate"));
-  EXPECT_FALSE(CoversModule("model.layers.1", "model.layers.10.mlp.gate"));
-  EXPECT_TRUE(CoversModule("mtp.*", "mtp.0.attn.wkv"));
-  EXPECT_FALSE(CoversModule("re:(", "("));
-  EXPECT_FALSE(CoversModule("re:" + std::string(100000, '('), "x"));
-  EXPECT_FALSE(CoversModule("re:(a*)*b", std::string(200, 'a')));
-  EXPECT_FALSE(CoversModule(std::string(200, '*') + "b", std::string(2000, 'a')));
+  EXPECT_TRUE(ModulePattern("lm_head*").Covers("lm_head"));
+  EXPECT_TRUE(ModulePattern("*.mlp.gate").Covers("model.layers.3.mlp.gate"));
+  EXPECT_FALSE(ModulePattern("*.mlp.gate").Covers("model.layers.3.mlp.gate_proj"));
+  EXPECT_TRUE(ModulePattern("re:.*attn.*").Covers("layers.3.attn.wq_a"));
+  EXPECT_FALSE(ModulePattern("re:attn").Covers("layers.3.attn.wq_a"));
+  EXPECT_TRUE(ModulePattern("model.layers.1").Covers("model.layers.1.mlp.gate"));
+  EXPECT_FALSE(ModulePattern("model.layers.1").Covers("model.layers.10.mlp.gate"));
+  EXPECT_TRUE(ModulePattern("mtp.*").Covers("mtp.0.attn.wkv"));
+  EXPECT_FALSE(ModulePattern("re:(").Covers("("));
+  EXPECT_FALSE(ModulePattern("re:" + std::string(100000, '(')).Covers("x"));
+  EXPECT_FALSE(ModulePattern("re:(a*)*b").Covers(std::string(200, 'a')));
+  EXPECT_FALSE(ModulePattern(std::string(200, '*') + "b").Covers(std::string(2000, 'a')));
 }
 
 Findings QuantizationFindings(const char* section, const char* side) {
@@ -349,7 +354,7 @@ TEST(Verify, AShardThatCannotBeReadIsOneFindingNotOneForEachTensor) {
 TEST(QuantizationConfig, TheSideFileAloneMayAnnounceNvfp4) {
   const Findings findings =
       QuantizationFindings(nullptr, R"({"quantization":{"quant_algo":"NVFP4","group_size":16}})");
-  EXPECT_TRUE(findings.empty()) << FindingsText(findings, 99);
+  EXPECT_FALSE(HasWarnings(findings)) << FindingsText(findings, 99);
 }
 
 TEST(QuantizationConfig, TwoFilesThatDisagreeAreAnError) {
@@ -375,7 +380,7 @@ TEST(QuantizationConfig, OneFileThatContradictsItselfIsAnError) {
   for (const char* all : {"MIXED_PRECISION", "NVFP4"}) {
     const std::string side =
         fmt::format(R"({{"quantization":{{"quant_algo":"{}","moe_quant_algo":"NVFP4"}}}})", all);
-    EXPECT_TRUE(QuantizationFindings(nullptr, side.c_str()).empty());
+    EXPECT_FALSE(HasWarnings(QuantizationFindings(nullptr, side.c_str())));
   }
 }
 
@@ -385,7 +390,123 @@ TEST(QuantizationConfig, UnusedAndContradictedExclusionsAreWarnings) {  // R109
       nullptr);
   Finds(findings, Severity::kWarning, "*.nothing", "matches no module");
   Finds(findings, Severity::kWarning, "re:(", "not a regular expression");
-  Finds(findings, Severity::kWarning, "layers.1.ffn.experts.0.w1", "stored as NVFP4");
+  Finds(findings, Severity::kWarning, "layers.1.ffn.experts.*",
+        "excludes 12 modules from quantization that are stored as NVFP4");
+}
+
+TEST(QuantizationConfig, ExclusionsAreComparedWithEveryExpert) {
+  for (const auto& [pattern, modules] : std::map<std::string, int>{
+           {"re:.*experts\\.2\\..*", 12},
+           {"layers.1.ffn.experts.3", 3},
+           {"layers.2.ffn.experts.3.w2", 1},
+           {"*.experts.1.w?", 12},
+           {"model.layers.1.mlp.experts.2.gate_proj", 1}}) {  // the name in the other tables
+    const Json section = {{"quant_algo", "NVFP4"}, {"ignore", {pattern}}};
+    const Findings findings = QuantizationFindings(section.dump().c_str(), nullptr);
+    Finds(findings, Severity::kWarning, "config.json: " + pattern,
+          fmt::format("excludes {} modules", modules));
+    EXPECT_EQ(std::count_if(findings.begin(), findings.end(),
+                            [](const Finding& f) { return f.severity != Severity::kNote; }),
+              1)
+        << FindingsText(findings, 99);
+  }
+}
+
+// Expert 2 of layer 1 is BF16 among NVFP4 ones.
+std::vector<TestTensor> WithAPlainExpert() {
+  std::vector<TestTensor> tensors = Model(kNv);
+  const auto of_expert = [](const TestTensor& tensor) {
+    return tensor.name.starts_with("layers.1.ffn.experts.2.");
+  };
+  std::erase_if(tensors, of_expert);
+  for (const TestTensor& tensor : Model(StoredFormat::kBf16)) {
+    if (of_expert(tensor)) tensors.push_back(tensor);
+  }
+  return tensors;
+}
+
+TEST(QuantizationConfig, AnExpertIn16BitsAmongQuantizedOnesIsSoundIfTheListNamesIt) {
+  const TempDir dir;
+  Json config = TinyConfig();
+  config["quantization_config"] = {
+      {"quant_algo", "NVFP4"},
+      {"ignore",
+       {"layers.1.ffn.experts.2.w1", "layers.1.ffn.experts.2.w2", "layers.1.ffn.experts.2.w3"}}};
+  WriteModel(dir.path(), config, WithAPlainExpert());
+  EXPECT_FALSE(HasWarnings(Check(dir).findings)) << FindingsText(Check(dir).findings, 99);
+  config["quantization_config"]["ignore"].erase(1);
+  WriteModel(dir.path(), config, WithAPlainExpert());
+  Finds(Check(dir).findings, Severity::kWarning, "config.json",
+        "names 1 matrices of experts, the first layers.1.ffn.experts.2.w2");
+}
+
+TEST(QuantizationConfig, ClaimsThatNothingStoredBearsOutAreWarnings) {
+  for (const auto& [section, format] : std::map<std::string, std::string>{
+           {R"({"quant_method":"modelopt","quant_algo":"NVFP4","group_size":16})", "NVFP4"},
+           {R"({"quant_method":"modelopt","quant_algo":"NVFP4_AWQ"})", "NVFP4"},
+           {R"({"quant_method":"modelopt_fp4","quant_algo":"W4A16_NVFP4"})", "NVFP4"},
+           {R"({"quant_method":"modelopt","quant_algo":"FP8"})", "FP8"},
+           {R"({"quant_method":"modelopt","quant_algo":"MIXED_PRECISION",)"
+            R"("quantized_layers":{"a":{"quant_algo":"FP8"}}})",
+            "FP8"},
+           {R"({"quant_method":"fp8","weight_block_size":[128,128]})", "FP8"},
+           {R"({"quant_method":"mxfp4","modules_to_not_convert":["head"]})", "MXFP4"},
+           {R"({"quant_method":"compressed-tensors","format":"nvfp4-pack-quantized"})", "NVFP4"},
+           {R"({"quant_method":"compressed-tensors","format":"mixed-precision","config_groups":)"
+            R"({"a":{"format":"mxfp4-pack-quantized"}}})",
+            "MXFP4"},
+           {R"({"quant_method":"compressed-tensors","format":"float-quantized","config_groups":)"
+            R"({"a":{"weights":{"num_bits":8,"type":"float"}}}})",
+            "FP8"},
+           {R"({"quant_method":"compressed-tensors","format":"pack-quantized","config_groups":)"
+            R"({"a":{"weights":{"num_bits":4,"type":"int"}}}})",
+            "pack-quantized"},
+           {R"({"quant_method":"awq","bits":4,"group_size":128})", "awq"},
+           {R"({"quant_method":"gptq","bits":4,"desc_act":false})", "gptq"},
+           {R"({"quant_method":"bitsandbytes","load_in_4bit":true})", "bitsandbytes"},
+           {R"({"quant_method":"quark","export":{}})", "quark"}}) {
+    const TempDir dir;
+    Json config = TinyConfig();
+    config["quantization_config"] = Json::parse(section);
+    WriteModel(dir.path(), config,
+               TinyModel(TinyConfig(),
+                         {NamingStyle::kOfficial, StoredFormat::kBf16, StoredFormat::kBf16, true}));
+    Finds(Check(dir).findings, Severity::kWarning, "config.json",
+          fmt::format("announces {0}, but no weight is stored as {0}", format));
+  }
+}
+
+TEST(QuantizationConfig, WhatAnOfficialConfigSaysOfItsExpertsIsAClaimToo) {
+  Json config = TinyConfig();
+  config["quantization_config"] = {{"quant_method", "fp8"}, {"weight_block_size", {128, 128}}};
+  for (const auto& [dtype, stored, words] :
+       {std::tuple{"fp4", kMx, ""}, std::tuple{"fp8", StoredFormat::kFp8Block, ""},
+        std::tuple{"fp8", kMx, "expert_dtype is fp8, but experts are stored as mxfp4-deepseek"},
+        std::tuple{"fp4", StoredFormat::kBf16, "expert_dtype is fp4, but experts are stored"}}) {
+    const TempDir dir;
+    config["expert_dtype"] = dtype;
+    WriteModel(dir.path(), config, Model(stored));
+    const Findings findings = Check(dir).findings;
+    if (*words == '\0') {
+      EXPECT_TRUE(findings.empty()) << FindingsText(findings, 99);
+    } else {
+      Finds(findings, Severity::kWarning, "config.json", words);
+    }
+  }
+}
+
+TEST(QuantizationConfig, AnAnnouncedKvCacheIsNamedWithItsScalesAndWithout) {
+  for (const bool stored : {true, false}) {
+    const TempDir dir;
+    Json config = TinyConfig();
+    config["quantization_config"] = {{"quant_algo", "NVFP4"}, {"kv_cache_quant_algo", "FP8"}};
+    std::vector<TestTensor> tensors = Model(kNv);
+    if (stored) tensors.push_back(MakeScalar("layers.0.attn.k_scale", 1));
+    WriteModel(dir.path(), config, tensors);
+    Finds(Check(dir).findings, Severity::kWarning, "config.json",
+          stored ? "and 1 scales for it are stored, such as layers.0.attn.k_scale"
+                 : "but no scale for one is stored");
+  }
 }
 
 TEST(Inspect, GroupsModulesAndTotalsTheirBytes) {
