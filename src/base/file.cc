@@ -1,12 +1,12 @@
 #include "base/file.h"
 
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 
 #include "base/mapped_file.h"
+#include "base/output_file.h"
 
 namespace halfbyte {
 namespace {
@@ -18,15 +18,7 @@ Status WriteAll(int fd, std::string_view content, const std::filesystem::path& p
     if (written < 0) return MakeError("{}: cannot write: {}", path.string(), std::strerror(errno));
     content.remove_prefix(static_cast<size_t>(written));
   }
-  if (::fsync(fd) != 0)
-    return MakeError("{}: cannot sync: {}", path.string(), std::strerror(errno));
   return {};
-}
-
-Result<int> CreateTemporary(const std::filesystem::path& temporary) {
-  const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (fd < 0) return MakeError("{}: cannot create: {}", temporary.string(), std::strerror(errno));
-  return fd;
 }
 
 }  // namespace
@@ -41,28 +33,14 @@ Result<std::string> ReadTextFile(const std::filesystem::path& path, size_t max_b
 }
 
 Status CheckWritable(const std::filesystem::path& path) {
-  std::error_code ignored;
-  if (std::filesystem::is_directory(path, ignored)) {
-    return MakeError("{}: is a directory, not a file", path.string());
-  }
-  const std::filesystem::path temporary = path.string() + ".tmp";
-  HB_ASSIGN_OR_RETURN(const int fd, CreateTemporary(temporary));
-  ::close(fd);
-  ::unlink(temporary.c_str());
+  HB_ASSIGN_OR_RETURN(const OutputFile given_up, OutputFile::Create(path));
   return {};
 }
 
 Status WriteFileAtomically(const std::filesystem::path& path, std::string_view content) {
-  const std::filesystem::path temporary = path.string() + ".tmp";
-  HB_ASSIGN_OR_RETURN(const int fd, CreateTemporary(temporary));
-  Status status = WriteAll(fd, content, temporary);
-  ::close(fd);
-  if (status && ::rename(temporary.c_str(), path.c_str()) != 0) {
-    status = MakeError("{}: cannot rename to {}: {}", temporary.string(), path.string(),
-                       std::strerror(errno));
-  }
-  if (!status) ::unlink(temporary.c_str());
-  return status;
+  HB_ASSIGN_OR_RETURN(OutputFile file, OutputFile::Create(path));
+  HB_RETURN_IF_ERROR(WriteAll(file.fd(), content, path));
+  return file.Commit();
 }
 
 }  // namespace halfbyte

@@ -13,12 +13,11 @@ namespace halfbyte {
 Result<std::string> ReadTextFile(const std::filesystem::path& path,
                                  size_t max_bytes = size_t{256} << 20);
 
-// Writes to "<path>.tmp", syncs, renames onto `path`. On failure (disk full, read-only) the
-// temporary file is removed and what `path` held before is untouched.
+// As an OutputFile (base/output_file.h): on failure (disk full, read-only) what `path` held before
+// is untouched.
 Status WriteFileAtomically(const std::filesystem::path& path, std::string_view content);
 
-// Whether such a write could begin, for asking before long work: creates "<path>.tmp" and removes
-// it. Error also if `path` is a directory.
+// Whether such a write could begin, for asking before long work.
 Status CheckWritable(const std::filesystem::path& path);
 
 }  // namespace halfbyte

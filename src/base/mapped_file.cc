@@ -6,11 +6,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <csignal>
+#include <cstdint>
 #include <cstring>
 #include <string_view>
 #include <utility>
+
+#include "base/temporary_path.h"
 
 namespace halfbyte {
 namespace {
@@ -47,8 +51,7 @@ Result<MappedFile> MappedFile::Open(const std::filesystem::path& path) {
   const int error = errno;
   ::close(fd);
   if (data == MAP_FAILED) {
-    return MakeError(error == ENOMEM ? ErrorKind::kMemory : ErrorKind::kInput,
-                     "{}: cannot map {} bytes: {}", path.string(), size, std::strerror(error));
+    return MakeError("{}: cannot map {} bytes: {}", path.string(), size, std::strerror(error));
   }
   MappedFile file(path, static_cast<const std::byte*>(data), size);
   if (IsGitLfsPointer(file.bytes())) {
@@ -96,15 +99,47 @@ void MappedFile::DropPages(size_t offset, size_t length) const {
   ::madvise(const_cast<std::byte*>(data_) + begin, end - begin, MADV_DONTNEED);
 }
 
-void ExitWhenAMappedFileIsTruncated() {
+namespace {
+
+std::atomic<bool> g_read_truncated = false;
+
+[[noreturn]] void ExitAsTruncated() {
+  static constexpr char kMessage[] =
+      "halfbyte: a file was truncated while it was being read; restore it and run again\n";
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, kMessage, sizeof(kMessage) - 1);
+  RemoveTemporaryPaths();
+  ::_exit(1);
+}
+
+void PutZeros(void* address) {
+  const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
+  void* begin = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(address) / page * page);
+  void* zeros = ::mmap(begin, page, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+  if (zeros == MAP_FAILED) ExitAsTruncated();
+  g_read_truncated = true;
+}
+
+void OnTruncation(void (*handler)(int, siginfo_t*, void*)) {
   struct sigaction action {};
-  action.sa_handler = [](int) {
-    static constexpr char kMessage[] =
-        "halfbyte: a file was truncated while it was being read; restore it and run again\n";
-    [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, kMessage, sizeof(kMessage) - 1);
-    ::_exit(1);
-  };
+  action.sa_flags = SA_SIGINFO;
+  action.sa_sigaction = handler;
   ::sigaction(SIGBUS, &action, nullptr);
 }
+
+}  // namespace
+
+void ExitWhenAMappedFileIsTruncated() {
+  OnTruncation([](int, siginfo_t*, void*) { ExitAsTruncated(); });
+}
+
+void ReadZerosWhereAMappedFileIsTruncated() {
+  OnTruncation([](int, siginfo_t* info, void*) {
+    // What is no such read, broken memory for one, must not go on.
+    if (info->si_code != BUS_ADRERR) ExitAsTruncated();
+    PutZeros(info->si_addr);
+  });
+}
+
+bool HasReadTruncatedFiles() { return g_read_truncated; }
 
 }  // namespace halfbyte

@@ -35,8 +35,12 @@ class MappedFile {
   size_t size_ = 0;
 };
 
-// For programs: a mapped file that somebody truncates meanwhile ends the program with exit code 1
-// and a sentence on stderr, not with a crash. (A file replaced by rename keeps its old content.)
+// What becomes of a program that reads a mapped file where somebody has truncated it meanwhile. (A
+// file replaced by rename keeps its old content.) One of:
+// It ends with exit code 1 and a sentence on stderr, not with a crash.
 void ExitWhenAMappedFileIsTruncated();
+// It reads zeros there and is to ask, before it uses what it made of them, whether that happened.
+void ReadZerosWhereAMappedFileIsTruncated();
+bool HasReadTruncatedFiles();
 
 }  // namespace halfbyte

@@ -93,14 +93,6 @@ tl::unexpected<Error> WriteError(const std::filesystem::path& path, int64_t size
   return MakeError("{}: cannot write: {}", path.string(), std::strerror(error));
 }
 
-void SyncFolderOf(const std::filesystem::path& path) {
-  const std::string folder = path.parent_path().empty() ? "." : path.parent_path().string();
-  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return;  // the file itself is synced; its name will be with the next commit
-  ::fsync(fd);
-  ::close(fd);
-}
-
 }  // namespace
 
 TensorSpec TensorSpec::Of(const TensorInfo& info) {
@@ -112,42 +104,22 @@ int64_t SafetensorsFileBytes(const std::vector<TensorSpec>& tensors) {
 }
 
 Result<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
-    std::filesystem::path path, std::vector<TensorSpec> tensors) {
+    const std::filesystem::path& path, std::vector<TensorSpec> tensors) {
+  HB_ASSIGN_OR_RETURN(OutputFile file, OutputFile::Create(path));
   std::unique_ptr<SafetensorsWriter> writer(
-      new SafetensorsWriter(std::move(path), std::move(tensors)));
-  HB_RETURN_IF_ERROR(writer->Open());
+      new SafetensorsWriter(std::move(file), std::move(tensors)));
+  HB_RETURN_IF_ERROR(writer->Begin());
   return writer;
 }
 
-SafetensorsWriter::SafetensorsWriter(std::filesystem::path path, std::vector<TensorSpec> tensors)
-    : path_(std::move(path)), temporary_(path_.string() + ".tmp"), tensors_(std::move(tensors)) {}
-
-SafetensorsWriter::~SafetensorsWriter() {
-  if (fd_ < 0) return;
-  ::close(fd_);
-  if (!finished_) ::unlink(temporary_.c_str());
-}
-
-Status SafetensorsWriter::Open() {
-  // A device or pipe would vanish when the finished file is renamed to it.
-  std::error_code error;
-  if (const auto there = std::filesystem::status(path_, error);
-      std::filesystem::exists(there) && !std::filesystem::is_regular_file(there)) {
-    return MakeError("{}: is not a regular file and cannot be replaced; name another target",
-                     path_.string());
-  }
-  if (path_.filename().empty()) return MakeError("\"{}\": names no file", path_.string());
+Status SafetensorsWriter::Begin() {
   FileLayout layout = LayOut(tensors_);
   starts_ = std::move(layout.starts);
   file_bytes_ = layout.file_bytes;
-  fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (fd_ < 0) {
-    return MakeError("{}: cannot create: {}", temporary_.string(), std::strerror(errno));
-  }
   // fallocate, not posix_fallocate: where the file system cannot reserve, the latter would write
   // zeros over the whole length instead.
-  if (::fallocate(fd_, 0, 0, file_bytes_) != 0 && errno != EOPNOTSUPP && errno != ENOSYS) {
-    return WriteError(temporary_, file_bytes_, errno);
+  if (::fallocate(file_.fd(), 0, 0, file_bytes_) != 0 && errno != EOPNOTSUPP && errno != ENOSYS) {
+    return WriteError(file_.path(), file_bytes_, errno);
   }
   return WriteAt(0, std::as_bytes(std::span(layout.head)));
 }
@@ -163,9 +135,9 @@ Status SafetensorsWriter::Write(size_t tensor, int64_t offset, std::span<const s
 
 Status SafetensorsWriter::WriteAt(int64_t position, std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
-    const ssize_t count = ::pwrite(fd_, bytes.data(), bytes.size(), position);
+    const ssize_t count = ::pwrite(file_.fd(), bytes.data(), bytes.size(), position);
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0) return WriteError(temporary_, file_bytes_, errno);
+    if (count < 0) return WriteError(file_.path(), file_bytes_, errno);
     bytes = bytes.subspan(static_cast<size_t>(count));
     position += count;
   }
@@ -175,16 +147,9 @@ Status SafetensorsWriter::WriteAt(int64_t position, std::span<const std::byte> b
 Status SafetensorsWriter::Finish() {
   int64_t wanted = 0;
   for (const TensorSpec& tensor : tensors_) wanted += tensor.bytes();
-  HB_CHECK(written_ == wanted, "{}: {} of {} data bytes written", path_.string(), written_.load(),
-           wanted);
-  if (::fsync(fd_) != 0) return WriteError(temporary_, file_bytes_, errno);
-  if (::rename(temporary_.c_str(), path_.c_str()) != 0) {
-    return MakeError("{}: cannot rename to {}: {}", temporary_.string(), path_.string(),
-                     std::strerror(errno));
-  }
-  finished_ = true;
-  SyncFolderOf(path_);
-  return {};
+  HB_CHECK(written_ == wanted, "{}: {} of {} data bytes written", file_.path().string(),
+           written_.load(), wanted);
+  return file_.Commit();
 }
 
 }  // namespace halfbyte

@@ -6,8 +6,9 @@
 // at a multiple of 64. So every large tensor starts at a multiple of 64 in the file and every other
 // one at a multiple of its element size. Metadata: {"format": "pt"}.
 //
-// The file grows under "<path>.tmp", reserved on disk as a whole at the start, so a full disk shows
-// before the work. Only Finish gives it its name; a writer that goes away earlier removes it.
+// The file is reserved on disk as a whole at the start, so a full disk shows before the work. Only
+// Finish gives it its name; of a writer that goes away earlier nothing is left
+// (base/output_file.h).
 #pragma once
 
 #include <atomic>
@@ -17,8 +18,10 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "base/output_file.h"
 #include "base/result.h"
 #include "checkpoint/safetensors.h"
 #include "tensor/tensor_view.h"
@@ -46,12 +49,11 @@ struct TensorSpec {
 
 class SafetensorsWriter {
  public:
-  // `tensors`: names unique, none "__metadata__". An existing "<path>.tmp" is replaced.
+  // `tensors`: names unique, none "__metadata__".
   // Errors: cannot create (permissions, no such folder), no room for the whole file, `path` is
   // something else than a regular file.
-  static Result<std::unique_ptr<SafetensorsWriter>> Create(std::filesystem::path path,
+  static Result<std::unique_ptr<SafetensorsWriter>> Create(const std::filesystem::path& path,
                                                            std::vector<TensorSpec> tensors);
-  ~SafetensorsWriter();  // removes "<path>.tmp" unless Finish succeeded
   SafetensorsWriter(const SafetensorsWriter&) = delete;
   SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
 
@@ -59,24 +61,22 @@ class SafetensorsWriter {
   // tensor. Each byte is to be written exactly once. Callable from several threads.
   Status Write(size_t tensor, int64_t offset, std::span<const std::byte> bytes);
 
-  // All bytes have been written: syncs and renames to `path`, then syncs the folder.
+  // All bytes have been written: the file is synced and takes its name.
   Status Finish();
 
   int64_t file_bytes() const { return file_bytes_; }  // header and data
 
  private:
-  SafetensorsWriter(std::filesystem::path path, std::vector<TensorSpec> tensors);
-  Status Open();
+  SafetensorsWriter(OutputFile file, std::vector<TensorSpec> tensors)
+      : file_(std::move(file)), tensors_(std::move(tensors)) {}
+  Status Begin();
   Status WriteAt(int64_t position, std::span<const std::byte> bytes);
 
-  const std::filesystem::path path_;
-  const std::filesystem::path temporary_;
+  OutputFile file_;
   const std::vector<TensorSpec> tensors_;
   std::vector<int64_t> starts_;  // position in the file of each tensor
   int64_t file_bytes_ = 0;
   std::atomic<int64_t> written_{0};  // bytes of tensor data so far
-  int fd_ = -1;
-  bool finished_ = false;
 };
 
 // Size of the file that SafetensorsWriter makes of these tensors.

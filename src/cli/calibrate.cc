@@ -43,16 +43,25 @@ void PrintTable(const ActivationMeasurement& measurement) {
   }
 }
 
+// Asked before the work, not after it. Nothing is replaced but older scales.
+Status CheckTarget(const std::string& out) {
+  HB_RETURN_IF_ERROR(CheckWritable(out));
+  if (std::filesystem::exists(out) && !ActivationScales::Read(out)) {
+    return MakeError("--out {}: is there already and holds no activation scales; name another file",
+                     out);
+  }
+  return {};
+}
+
 Result<ExitCode> RunCalibrate(const CalibrateFlags& flags, Communicator& ranks) {
   HB_ASSIGN_OR_RETURN(const std::string text, ReadTextFile(flags.text));
-  if (ranks.first()) HB_RETURN_IF_ERROR(CheckWritable(flags.out));  // before the work, not after it
+  if (ranks.first()) HB_RETURN_IF_ERROR(CheckTarget(flags.out));
   ModelFlags model_flags = flags.model;
   const int headroom = std::exchange(model_flags.headroom, std::nullopt).value_or(kDefaultHeadroom);
-  HB_ASSIGN_OR_RETURN(OpenedModel opened, OpenModel(model_flags, ranks));
-  HB_ASSIGN_OR_RETURN(const int64_t context, ContextOf(opened, flags.context));
-  const ModelUse use = EvaluationOf(opened, context);
-  HB_ASSIGN_OR_RETURN(const LoadedModel model, LoadModel(std::move(opened), model_flags, use));
+  HB_ASSIGN_OR_RETURN(const LoadedModel model,
+                      LoadModel(model_flags, /*reference_tokens=*/0, &ranks));
   HB_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, EncodeText(model_flags, text));
+  HB_ASSIGN_OR_RETURN(const int64_t context, ContextOf(*model.transformer, flags.context));
   HB_ASSIGN_OR_RETURN(const auto pieces, CutIntoContexts(tokens, context));
   Progress progress("calibrate", std::ssize(tokens), "token");
   HB_ASSIGN_OR_RETURN(const ActivationMeasurement measurement,

@@ -1,11 +1,11 @@
 // halfbyte logits MODEL_DIR --ids FILE.json --out FILE.safetensors: see docs/logits.md.
-#include <algorithm>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "base/file.h"
 #include "base/progress.h"
+#include "checkpoint/safetensors.h"
 #include "checkpoint/safetensors_writer.h"
 #include "cli/commands.h"
 #include "cli/model_flags.h"
@@ -14,6 +14,22 @@
 #include "engine/token_ids.h"
 
 namespace halfbyte {
+
+namespace {
+
+constexpr char kTensor[] = "logits";
+
+// Asked before the model is loaded. Nothing is replaced but older logits.
+Status CheckTarget(const std::filesystem::path& out) {
+  HB_RETURN_IF_ERROR(CheckWritable(out));
+  if (!std::filesystem::exists(out)) return {};
+  const auto there = SafetensorsFile::Open(out);
+  if (there && there->tensors().size() == 1 && there->tensors()[0].name == kTensor) return {};
+  return MakeError("--out {}: is there already and holds no logits; name another file",
+                   out.string());
+}
+
+}  // namespace
 
 void AddLogits(CLI::App& app) {
   struct Flags {
@@ -34,19 +50,15 @@ void AddLogits(CLI::App& app) {
       ->delimiter(',');
   OnRunRanked(*command, [flags](Communicator& ranks) -> Result<ExitCode> {
     HB_ASSIGN_OR_RETURN(const std::vector<int32_t> ids, ReadTokenIds(flags->ids));
+    if (ranks.first()) HB_RETURN_IF_ERROR(CheckTarget(flags->out));
     const int64_t reference_tokens = flags->model.math == "fp32" ? std::ssize(ids) : 0;
-    HB_ASSIGN_OR_RETURN(OpenedModel opened, OpenModel(flags->model, ranks, reference_tokens));
-    const int64_t rows = std::min(std::ssize(ids), opened.options.batch_tokens);
-    HB_ASSIGN_OR_RETURN(const LoadedModel model, LoadModel(std::move(opened), flags->model,
-                                                           {.context_tokens = std::ssize(ids),
-                                                            .logit_rows = rows,
-                                                            .context_flag = "list of --ids"}));
+    HB_ASSIGN_OR_RETURN(const LoadedModel model, LoadModel(flags->model, reference_tokens, &ranks));
     const int64_t vocab = model.transformer->config().vocab_size;
     std::unique_ptr<SafetensorsWriter> writer;  // the first rank's
     if (ranks.first()) {
       HB_ASSIGN_OR_RETURN(
           writer, SafetensorsWriter::Create(flags->out,
-                                            {{"logits", DType::kF32, {std::ssize(ids), vocab}}}));
+                                            {{kTensor, DType::kF32, {std::ssize(ids), vocab}}}));
     }
     Progress progress("logits", std::ssize(ids), "token");
     HB_RETURN_IF_ERROR(ForEachLogits(

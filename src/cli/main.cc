@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/mapped_file.h"
 #include "base/nearest_name.h"
+#include "base/temporary_path.h"
 #include "cli/command.h"
 #include "cli/commands.h"
 
@@ -65,11 +66,13 @@ void OccupyStandardStreams() {
 // What would kill the program without a word becomes an exit code and a sentence.
 void ExplainSuddenEnds() {
   OccupyStandardStreams();
+  RemoveTemporaryPathsWhenKilled();
   ExitWhenAMappedFileIsTruncated();
   std::signal(SIGXFSZ, SIG_IGN);  // a file size limit is then an error of the write
   std::set_new_handler([] {
     static constexpr char kMessage[] = "halfbyte: out of memory\n";
     [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, kMessage, sizeof(kMessage) - 1);
+    RemoveTemporaryPaths();
     ::_exit(static_cast<int>(ExitCode::kFailed));
   });
 }

@@ -1,7 +1,5 @@
 #include "http/http_server.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <boost/asio/basic_socket_acceptor.hpp>
 #include <boost/asio/co_spawn.hpp>
@@ -10,6 +8,7 @@
 #include <future>
 
 #include "base/log.h"
+#include "base/temporary_path.h"
 #include "http/connection.h"
 #include "http/listener.h"
 
@@ -66,6 +65,7 @@ class HttpServer::State {
   ConnectionRules rules_;
   std::vector<std::unique_ptr<IoThread>> threads_;  // the first one accepts
   std::vector<std::shared_ptr<Acceptor>> acceptors_;
+  TemporaryPath unix_file_;
   std::vector<std::string> addresses_;
   uint16_t port_ = 0;
 };
@@ -77,6 +77,7 @@ Status HttpServer::State::Listen() {
     HB_ASSIGN_OR_RETURN(listeners, ListenOnTcp(options.host, options.port));
   } else {
     HB_ASSIGN_OR_RETURN(Listener listener, ListenOnUnixSocket(options.unix_path));
+    unix_file_ = TemporaryPath(options.unix_path);
     listeners.push_back(std::move(listener));
   }
   port_ = listeners[0].port();
@@ -139,9 +140,7 @@ int64_t HttpServer::State::Stop(steady_clock::time_point deadline) {
     closed.set_value();
   });
   closed.get_future().wait();
-  if (!acceptors_.empty() && !rules_.options.unix_path.empty()) {
-    ::unlink(rules_.options.unix_path.c_str());
-  }
+  unix_file_.Remove();
   VisitConnections([](Connection& connection) { connection.StopReading(); });
   while (rules_.open + rules_.turned_away > 0 && steady_clock::now() < deadline) {
     std::this_thread::sleep_for(milliseconds(2));

@@ -21,8 +21,8 @@ struct HttpOptions {
   // An address or a name; all addresses of a name are listened to.
   std::string host = "127.0.0.1";
   uint16_t port = 8000;  // 0: any that is free
-  // Path of a unix socket to listen on instead of host and port. A socket there that nobody serves
-  // any more is replaced.
+  // Path of a unix socket to listen on instead of host and port. A socket of ours there that nobody
+  // serves any more is replaced.
   std::string unix_path;
 
   int io_threads = 1;

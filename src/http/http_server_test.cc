@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 
 #include <filesystem>
+#include <fstream>
 
 #include "http/listener.h"
 #include "http/raw_client.h"
@@ -358,6 +359,31 @@ TEST_F(HttpServerTest, ListensOnAUnixSocketAndReplacesOneLeftBehind) {
   server.reset();
   EXPECT_FALSE(std::filesystem::exists(path));
   EXPECT_FALSE(HttpServer::Start({.unix_path = std::string(200, 'p')}, &handler));
+}
+
+TEST_F(HttpServerTest, NeitherTakesNorRemovesAFileThatIsNoSocketOfItsOwn) {
+  const std::string path = fmt::format("{}http_{}.txt", testing::TempDir(), ::getpid());
+  const auto refused = [&] {
+    const auto started = HttpServer::Start({.unix_path = path}, &handler);
+    return !started && started.error().message.find(path) != std::string::npos;
+  };
+  std::ofstream(path) << "precious";
+  EXPECT_TRUE(refused());
+  std::string text;
+  std::ifstream(path) >> text;
+  EXPECT_EQ(text, "precious");
+  std::filesystem::remove(path);
+  std::filesystem::create_symlink("/nowhere/at/all", path);
+  EXPECT_TRUE(refused());
+  EXPECT_TRUE(std::filesystem::is_symlink(path));
+  std::filesystem::remove(path);
+  // What takes our socket's place while we serve is not ours to remove.
+  Start([&](HttpOptions& o) { o.unix_path = path; });
+  std::filesystem::remove(path);
+  std::ofstream(path) << "precious";
+  server.reset();
+  EXPECT_TRUE(std::filesystem::is_regular_file(path));
+  std::filesystem::remove(path);
 }
 
 TEST(Listener, TheSocketsOfItsClientsInheritWhatItSets) {

@@ -1,16 +1,22 @@
 #include "http/listener.h"
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <sys/file.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
+#include <filesystem>
 #include <memory>
+#include <thread>
 
 #include "http/client_socket.h"
 
@@ -69,13 +75,46 @@ int Listen(const sockaddr* address, socklen_t size) {
   return -1;
 }
 
-bool NobodyListens(const sockaddr_un& address) {
+// Removes a socket that somebody of this user has left behind. Error: something else is there.
+Status RemoveLeftSocket(const sockaddr_un& address) {
+  const char* path = address.sun_path;
+  struct stat there {};
+  if (::lstat(path, &there) != 0) return {};
+  if (!S_ISSOCK(there.st_mode)) {
+    return MakeError("--uds {}: there is something else than a socket; choose another path", path);
+  }
   const int probe = ::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   const int connected =
       ::connect(probe, reinterpret_cast<const sockaddr*>(&address), sizeof(address));
-  const bool refused = connected != 0 && errno == ECONNREFUSED;
+  const bool nobody = connected != 0 && errno == ECONNREFUSED;
   ::close(probe);
-  return refused;
+  if (!nobody) return MakeError("--uds {}: somebody serves there; choose another path", path);
+  if (there.st_uid != ::geteuid()) {
+    return MakeError("--uds {}: a socket of another user is there; choose another path", path);
+  }
+  ::unlink(path);
+  return {};
+}
+
+// Until it is closed, no other server that starts replaces sockets in the folder of `path`. A
+// folder that cannot be locked matters only if two start at the same moment, so nobody waits long
+// for it.
+int LockFolderOf(const std::string& path) {
+  const std::string folder = std::filesystem::path(path).parent_path().string();
+  const int fd = ::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  for (int i = 0; i < 100 && fd >= 0 && ::flock(fd, LOCK_EX | LOCK_NB) != 0; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return fd;
+}
+
+Result<Listener> BindUnixSocket(const sockaddr_un& address) {
+  HB_RETURN_IF_ERROR(RemoveLeftSocket(address));
+  const int socket = Listen(reinterpret_cast<const sockaddr*>(&address), sizeof(address));
+  if (socket < 0) {
+    return MakeError("--uds {}: {}; choose another path", address.sun_path, std::strerror(errno));
+  }
+  return Listener(socket, fmt::format("unix:{}", address.sun_path));
 }
 
 }  // namespace
@@ -117,10 +156,10 @@ Result<Listener> ListenOnUnixSocket(const std::string& path) {
                      sizeof(address.sun_path) - 1);
   }
   path.copy(address.sun_path, path.size());
-  if (NobodyListens(address)) ::unlink(path.c_str());
-  const int socket = Listen(reinterpret_cast<const sockaddr*>(&address), sizeof(address));
-  if (socket < 0) return MakeError("--uds {}: {}; choose another path", path, std::strerror(errno));
-  return Listener(socket, "unix:" + path);
+  const int lock = LockFolderOf(path);
+  auto listener = BindUnixSocket(address);
+  if (lock >= 0) ::close(lock);
+  return listener;
 }
 
 }  // namespace halfbyte

@@ -30,8 +30,8 @@ class Listener {
 // Errors: the name cannot be found, an address cannot be bound; they name the flags.
 Result<std::vector<Listener>> ListenOnTcp(const std::string& host, uint16_t port);
 
-// A socket file there that nobody listens to any more is replaced.
-// Errors: the path is too long or cannot be bound.
+// A socket of this user there that nobody listens to any more is replaced; nothing else ever is.
+// Errors: the path is too long, something is there, or it cannot be bound.
 Result<Listener> ListenOnUnixSocket(const std::string& path);
 
 }  // namespace halfbyte

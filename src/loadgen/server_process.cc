@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -58,6 +59,7 @@ Result<ServerProcess> ServerProcess::Start(const std::vector<std::string>& argum
   if (pipe2(output, O_CLOEXEC) != 0) return MakeError("no pipe: {}", std::strerror(errno));
   const pid_t pid = fork();
   if (pid == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // however we end, it does not stay
     dup2(output[1], STDOUT_FILENO);
     execv("/proc/self/exe", argv.data());
     _exit(127);

@@ -97,9 +97,14 @@ std::optional<ApiError> ErrorOf(const Finish& finish) {
     case FinishReason::kError:
       break;
   }
-  const bool dead = finish.error_code == "engine_dead";
-  return ApiError{
-      .status = dead ? 503 : 500, .code = finish.error_code, .message = finish.error_message};
+  if (finish.error_code == "engine_dead") {  // why, the log says: it may name files
+    return ApiError{.status = 503,
+                    .code = finish.error_code,
+                    .message =
+                        "the engine has failed and the server ends; try again when it is "
+                        "back"};
+  }
+  return ApiError{.status = 500, .code = finish.error_code, .message = finish.error_message};
 }
 
 }  // namespace halfbyte

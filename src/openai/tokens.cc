@@ -120,8 +120,7 @@ ApiResult<JsonAnswer> OpenAiApi::Tokenize(std::string_view text) const {
     answer.thinking = encoded->thinking.used;
     ids = std::move(encoded->ids);
   } else {
-    auto encoded = model_.tokenizer->EncodePrompt(*body.String("prompt"),
-                                                  body.Bool("add_special_tokens").value_or(true));
+    auto encoded = model_.tokenizer->Encode(*body.String("prompt"), ControlTokens::kRecognized);
     if (!encoded) {
       return tl::unexpected(FieldError("invalid_value", "prompt", encoded.error().message));
     }

@@ -11,12 +11,14 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/mapped_file.h"
+#include "base/temporary_path.h"
 
 namespace halfbyte {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using Loaded = Result<ServedModel>;
+using Loaded = tl::expected<ServedModel, LoadFailure>;
 
 constexpr size_t kLeastKeyBytes = 20;
 constexpr auto kTick = std::chrono::milliseconds(100);
@@ -27,6 +29,7 @@ constexpr auto kCancelledAnswers = std::chrono::seconds(1);  // to be made, once
 [[noreturn]] void EndNow(ServeEnd end) {
   spdlog::default_logger()->flush();
   std::fflush(nullptr);
+  RemoveTemporaryPaths();
   std::_Exit(static_cast<int>(end));
 }
 
@@ -117,17 +120,18 @@ class Supervisor {
     Loaded model = loading_.get();
     if (!model) return LoadingFailed(model.error());
     if (const Status started = service_.Start(*std::move(model)); !started) {
-      return LoadingFailed(started.error());
+      return LoadingFailed({LoadFailure::Kind::kMemory, started.error().message});
     }
     fmt::print("halfbyte ready {}\n", server_.addresses().front());
     std::fflush(stdout);
     return std::nullopt;
   }
 
-  ServeResult LoadingFailed(const Error& error) {
+  ServeResult LoadingFailed(const LoadFailure& failure) {
     service_.lifecycle().SetFailed();
     server_.Stop(Clock::now());
-    return {error.kind == ErrorKind::kInput ? ServeEnd::kModel : ServeEnd::kMemory, error.message};
+    const bool memory = failure.kind == LoadFailure::Kind::kMemory;
+    return {memory ? ServeEnd::kMemory : ServeEnd::kModel, failure.message};
   }
 
   std::optional<ServeResult> TickDraining(const EngineStatistics& engine, Clock::time_point now) {
@@ -256,6 +260,7 @@ std::vector<std::string> Contradictions(const ServeOptions& options) {
 ServeResult Serve(const ServeOptions& options) {
   const sigset_t signals = BlockSignals();
   RaiseFileLimit();
+  ReadZerosWhereAMappedFileIsTruncated();
   auto keys = ApiKeys::Create(options.api_keys, options.api_key_file);
   if (!keys) return {ServeEnd::kBind, keys.error().message};
   if ((*keys)->shortest() < kLeastKeyBytes) {

@@ -32,7 +32,7 @@ bool EndsWithAny(std::string_view name, std::initializer_list<std::string_view> 
 // What a conversion writes and --overwrite clears.
 bool IsConversionFile(std::string_view name) {
   return name == kStateName || name == "hf_quant_config.json" ||
-         EndsWithAny(name, {".safetensors", ".safetensors.tmp", ".safetensors.index.json"});
+         EndsWithAny(name, {".safetensors", ".safetensors.index.json"});
 }
 
 bool IsCopied(std::string_view name) {

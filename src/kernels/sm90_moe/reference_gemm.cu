@@ -1,4 +1,3 @@
-#include "device/cuda/launch.cuh"
 #include "kernels/sm90_moe/reference_gemm.h"
 #include "numerics/bf16.h"
 #include "numerics/e2m1.h"
@@ -92,11 +91,13 @@ __global__ void __launch_bounds__(kThreads) ReferenceDown(const DownArguments ar
 }  // namespace
 
 cudaError_t LaunchReferenceGateUp(const GateUpArguments& arguments, cudaStream_t stream) {
-  return LaunchKernel(ReferenceGateUp, {kGrid, kThreads}, stream, arguments);
+  ReferenceGateUp<<<kGrid, kThreads, 0, stream>>>(arguments);
+  return cudaGetLastError();
 }
 
 cudaError_t LaunchReferenceDown(const DownArguments& arguments, cudaStream_t stream) {
-  return LaunchKernel(ReferenceDown, {kGrid, kThreads}, stream, arguments);
+  ReferenceDown<<<kGrid, kThreads, 0, stream>>>(arguments);
+  return cudaGetLastError();
 }
 
 }  // namespace halfbyte::sm90

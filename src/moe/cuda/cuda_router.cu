@@ -1,7 +1,6 @@
 #include <cfloat>
 #include <cmath>
 
-#include "device/cuda/launch.cuh"
 #include "moe/cuda/cuda_router.h"
 
 namespace halfbyte {
@@ -236,8 +235,8 @@ cudaError_t LaunchRouter(const RouterParams& params, const RouterCallArguments& 
   const auto bytes = static_cast<size_t>(words) * sizeof(float);
   const unsigned warps = kWarps * bytes <= kSharedBytes ? kWarps : 1;
   const auto grid = static_cast<unsigned>((arguments.tokens + warps - 1) / warps);
-  return LaunchKernel(RouteTokens, {grid, 32 * warps, warps * bytes}, stream, params, arguments,
-                      words);
+  RouteTokens<<<grid, 32 * warps, warps * bytes, stream>>>(params, arguments, words);
+  return cudaGetLastError();
 }
 
 }  // namespace halfbyte

@@ -1,4 +1,4 @@
-#include "device/cuda/launch.cuh"
+#include "device/cuda/dependent_launch.cuh"
 #include "moe/cuda/token_plan.h"
 
 namespace halfbyte {
@@ -242,15 +242,14 @@ cudaError_t LaunchTokenPlan(const TokenPlanArguments& arguments, const TokenPlan
   const auto chunks = static_cast<unsigned>(PlanChunks(arguments.slots));
   if (chunks > 1) {
     const auto bytes = static_cast<size_t>(arguments.local_experts) * sizeof(int32_t);
-    const cudaError_t error =
-        LaunchKernel(CountSlots, {chunks, kThreads, bytes}, stream, arguments, plan.counts);
-    if (error != cudaSuccess) return error;
+    CountSlots<<<chunks, kThreads, bytes, stream>>>(arguments, plan.counts);
   }
   const auto bytes = static_cast<size_t>(PlanSharedBytes(arguments.local_experts));
   if (chunks > 1) {
     return LaunchDependent(PlanTokens, {chunks, kThreads, bytes}, stream, arguments, plan);
   }
-  return LaunchKernel(PlanTokens, {chunks, kThreads, bytes}, stream, arguments, plan);
+  PlanTokens<<<chunks, kThreads, bytes, stream>>>(arguments, plan);
+  return cudaGetLastError();
 }
 
 }  // namespace halfbyte
