@@ -4,7 +4,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <optional>
+#include <set>
 #include <utility>
+#include <vector>
 
 #include "base/check.h"
 #include "openai/field_table.h"
@@ -13,8 +16,9 @@
 namespace halfbyte {
 namespace {
 
-// Never drawn in a chat (server.md §3.5): what opens turns, a second <think>, and, as there are no
-// tools, the mark of their blocks.
+// Never drawn in a chat, whether or not the tokenizer calls them special as it does others
+// (server.md §3.5): what opens turns, a second <think>, and, as there are no tools, the mark of
+// their blocks.
 constexpr std::string_view kMasked[] = {
     "<｜begin▁of▁sentence｜>",
     "<｜User｜>",
@@ -28,6 +32,20 @@ constexpr std::string_view kMasked[] = {
     "<think>",
     "｜DSML｜",
 };
+
+// kMasked and all special tokens but those that end something.
+std::vector<int32_t> ChatMasks(const ModelInfo& model, std::optional<int32_t> think_end) {
+  std::set<int32_t> masked;
+  for (const std::string_view token : kMasked) {
+    if (const auto id = model.tokenizer->IdOf(token)) masked.insert(*id);
+  }
+  for (int32_t id = 0; id < model.tokenizer->vocab_size(); ++id) {
+    const bool ends =
+        id == think_end || std::ranges::find(model.eos_ids, id) != model.eos_ids.end();
+    if (model.tokenizer->IsSpecial(id) && !ends) masked.insert(id);
+  }
+  return {masked.begin(), masked.end()};
+}
 
 std::string ModelObject(const ModelInfo& model, std::string_view name) {
   const auto text_or_null = [](const std::string& text) {
@@ -73,10 +91,8 @@ OpenAiApi::OpenAiApi(ModelInfo model, ApiOptions options)
       options_(std::move(options)),
       fields_(std::make_unique<FieldTable>(options_)) {
   HB_CHECK(model_.tokenizer != nullptr && !model_.served_names.empty(), "the model is not loaded");
-  for (const std::string_view token : kMasked) {
-    if (const auto id = model_.tokenizer->IdOf(token)) chat_masks_.push_back(*id);
-  }
   if (const auto id = model_.tokenizer->IdOf("</think>")) think_end_ = *id;
+  chat_masks_ = ChatMasks(model_, think_end_);
 }
 
 OpenAiApi::~OpenAiApi() = default;

@@ -34,7 +34,8 @@ struct ModelInfo {
   int64_t max_model_len = 0;
   int64_t vocabulary = 0;  // ids that the model has: ExecutorLimits::vocabulary
   std::vector<int32_t> eos_ids;
-  SamplingParams sampling;  // of generation_config.json; its seed is not used
+  std::optional<std::string> chat_template;  // Jinja, if the checkpoint brings one; not used here
+  SamplingParams sampling;                   // of generation_config.json; its seed is not used
   ModelDefaults chat;
   std::string system_fingerprint;  // "hb-" and 12 hex digits
   std::string precision;           // for /v1/models: "nvfp4"
@@ -77,6 +78,8 @@ class OpenAiApi {
 
   ApiResult<JsonAnswer> Tokenize(std::string_view body) const;
   ApiResult<JsonAnswer> Detokenize(std::string_view body) const;
+  // Texts of the control tokens and the checkpoint's template, for clients that encode themselves.
+  JsonAnswer TokenizerInfo() const;
   // Any body of the two generating routes, told apart by `messages`; nothing runs.
   ApiResult<JsonAnswer> Render(std::string_view body) const;
 

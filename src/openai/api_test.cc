@@ -1,6 +1,7 @@
 // What bodies become: requests for the engine, ids, texts, models, and the document about it all.
 #include "openai/api.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -119,7 +120,7 @@ TEST(Chat, BecomesOneRequestThatMayFillTheContext) {
   EXPECT_EQ(request.output.kind, OutputFormat::Kind::kChat);
   EXPECT_TRUE(request.output.starts_in_reasoning);
   EXPECT_EQ(request.reasoning_end_id, 6);
-  EXPECT_EQ(request.masked_ids, (std::vector<int32_t>{0, 3, 4, 5}));
+  EXPECT_EQ(request.masked_ids, (std::vector<int32_t>{0, 2, 3, 4, 5}));
   EXPECT_EQ(request.logprobs, 3);
   EXPECT_EQ(request.n, 3);
   EXPECT_EQ(TestTokenizer().Decode(request.prompt, false),
@@ -332,6 +333,33 @@ TEST(OpenApiDocument, DescribesEveryRouteWithoutLooseEnds) {
       EXPECT_TRUE(operation["responses"].contains("503")) << path;
     }
   }
+}
+
+TEST(TokenizerInfo, NamesTheControlTokensAndTheTemplateIfThereIsOne) {
+  EXPECT_EQ(Value::parse(TestApi().TokenizerInfo().body),
+            Value({{"tokenizer_class", "PreTrainedTokenizerFast"},
+                   {"bos_token", "<｜begin▁of▁sentence｜>"},
+                   {"eos_token", "<｜end▁of▁sentence｜>"},
+                   {"pad_token", "<｜▁pad▁｜>"},
+                   {"model_max_length", 1000},
+                   {"chat_template", nullptr}}));
+  ModelInfo model = TestModel();
+  model.chat_template = "{{ \"jinja\" }}";
+  EXPECT_EQ(Value::parse(OpenAiApi(model, {}).TokenizerInfo().body)["chat_template"],
+            "{{ \"jinja\" }}");
+}
+
+TEST(Usage, ComesInEveryChunkOnlyIfItIsIncluded) {
+  const auto continuous = [](const char* options) {
+    return TestApi()
+        .ParseCompletions(
+            fmt::format(R"({{"prompt": "Hi", "stream": true, "stream_options": {{{}}}}})", options))
+        .value()
+        .form.continuous_usage;
+  };
+  EXPECT_TRUE(continuous(R"("include_usage": true, "continuous_usage_stats": true)"));
+  EXPECT_FALSE(continuous(R"("include_usage": false, "continuous_usage_stats": true)"));
+  EXPECT_FALSE(continuous(R"("continuous_usage_stats": true)"));
 }
 
 }  // namespace

@@ -58,6 +58,15 @@ bool StringFits(const Rule& rule, const BodyValue& value) {
   return Within(std::ssize(text), rule);
 }
 
+// What the first value of a list may be.
+Rule FirstOfLists(const Rule& any_of) {
+  std::vector<Rule> items;
+  for (const Rule& option : any_of.options) {
+    if (option.kind == Rule::Kind::kList) items.push_back(option.options[0]);
+  }
+  return Rule::AnyOf(std::move(items));
+}
+
 // Whether the value is of the rule's JSON type; of a list, whether its first value is.
 bool HasTypeOf(const Rule& rule, const BodyValue& value) {
   switch (rule.kind) {
@@ -96,6 +105,8 @@ std::optional<ApiError> CheckObject(const Rule& rule, const BodyValue& value,
             "unknown_field", member_path,
             fmt::format("{} is not known; allowed are {}", member_path, fmt::join(known, ", ")));
       }
+      unknown.Add(member_path);
+    } else if (field->dropped) {
       unknown.Add(member_path);
     } else if (!member.is_null()) {
       if (auto fault = CheckValue(field->rule, member, member_path, unknown)) return fault;
@@ -281,6 +292,11 @@ std::optional<ApiError> CheckValue(const Rule& rule, const BodyValue& value,
     case Rule::Kind::kAnyOf:
       for (const Rule& option : rule.options) {
         if (HasTypeOf(option, value)) return CheckValue(option, value, path, unknown);
+      }
+      if (value.is_array()) {
+        if (const Rule first = FirstOfLists(rule); !first.options.empty()) {
+          return Mismatch(first, value.front(), JoinPath(path, size_t{0}));
+        }
       }
       fits = false;
       break;

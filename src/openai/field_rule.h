@@ -70,6 +70,8 @@ struct Field {
   Rule rule;
   std::string_view about = "";  // one sentence for /openapi.json
   bool required = false;
+  std::string_view same_as = "";  // of an alias: the field that it is another name of
+  bool dropped = false;           // as if nobody knew it
 };
 
 // Names that no rule knows, by their paths: made fit for a header, at most kMost of them.

@@ -4,6 +4,8 @@
 #include <limits>
 #include <utility>
 
+#include "openai/dialect_fields.h"
+
 namespace halfbyte {
 namespace {
 
@@ -23,37 +25,52 @@ void Add(Fields& to, Fields more) { std::ranges::move(more, std::back_inserter(t
 
 Field Model() { return {"model", Rule::String(1), "A served name; absent: the first one"}; }
 
-// Asks nothing of the model.
-Fields AcceptedFields() {
-  Fields fields;
-  for (const char* name : {"user", "metadata", "store", "safety_identifier", "prompt_cache_key",
-                           "prompt_cache_retention", "prompt_cache_options", "service_tier"}) {
-    fields.push_back({name, Rule::NoEffect(), "Accepted; has no effect"});
-  }
-  return fields;
+Rule Refused(const DialectField& row) {
+  Rule rule = Rule::Unsupported();
+  if (!row.neutral.empty())
+    rule.neutral = BodyValue::parse(row.neutral).get<std::vector<BodyValue>>();
+  return rule;
 }
 
-// Defined by this API or by servers like this one, and not supported.
-Fields UnsupportedFields() {
-  Fields fields = {
-      {"response_format", Rule::Unsupported({R"({"type":"text"})"})},
-      {"tools", Rule::Unsupported({"[]"})},
-      {"tool_choice", Rule::Unsupported({R"("none")", R"("auto")"})},
-      {"parallel_tool_calls", Rule::Unsupported({"true", "false"})},
-      {"modalities", Rule::Unsupported({R"(["text"])"})},
-      {"verbosity", Rule::Unsupported({R"("medium")"})},
-      {"use_beam_search", Rule::Unsupported({"false"})},
-      {"length_penalty", Rule::Unsupported({"1.0"})},
-      {"bad_words", Rule::Unsupported({"[]"})},
-  };
-  for (const char* name :
-       {"audio", "prediction", "web_search_options", "functions", "function_call", "moderation",
-        "thinking_token_budget", "structured_outputs", "guided_json", "guided_regex",
-        "guided_choice", "guided_grammar", "allowed_token_ids", "prompt_logprobs",
-        "truncate_prompt_tokens", "chat_template", "documents"}) {
-    fields.push_back({name, Rule::Unsupported()});
+bool IsIn(const Fields& fields, std::string_view name) {
+  return std::ranges::find(fields, name, &Field::name) != fields.end();
+}
+
+// What the other fields of the dialects get on a route whose own ones are `fields`.
+void AddDialects(Fields& fields) {
+  for (const DialectField& row : DialectFields()) {
+    if (IsIn(fields, row.name)) continue;
+    switch (row.gets) {
+      case FieldGets::kHonoured:
+      case FieldGets::kRefused:
+        fields.push_back({row.name, Refused(row)});
+        break;
+      case FieldGets::kAlias:
+        fields.push_back({.name = row.name,
+                          .rule = std::ranges::find(fields, row.same_as, &Field::name)->rule,
+                          .about = "Another name of a field; equal if both are there",
+                          .same_as = row.same_as});
+        break;
+      case FieldGets::kAccepted:
+        fields.push_back({row.name, Rule::NoEffect(), "Accepted; has no effect"});
+        break;
+      case FieldGets::kHarmless:
+        fields.push_back({.name = row.name,
+                          .rule = Rule::NoEffect(),
+                          .about = "No answer depends on it; named in x-halfbyte-ignored",
+                          .dropped = true});
+        break;
+    }
   }
-  return fields;
+}
+
+// Those that would change the prompt or more of a chat, for a route that only encodes it.
+void AddRefused(Fields& fields) {
+  for (const DialectField& row : DialectFields()) {
+    if (row.gets == FieldGets::kRefused && !IsIn(fields, row.name)) {
+      fields.push_back({row.name, Refused(row)});
+    }
+  }
 }
 
 Fields SamplingFields(const ApiOptions& options) {
@@ -92,7 +109,8 @@ Fields StreamFields() {
       {"stream_options",
        Rule::Object({
            {"include_usage", Rule::Boolean(), "A last chunk with the usage"},
-           {"continuous_usage_stats", Rule::Boolean(), "The usage so far in every chunk"},
+           {"continuous_usage_stats", Rule::Boolean(),
+            "With include_usage: the usage so far in every chunk"},
            {"include_obfuscation", Rule::NoEffect(), "Accepted; has no effect"},
        }),
        "Only with stream"},
@@ -133,7 +151,10 @@ Rule MessageRule() {
       {"reasoning_content", Rule::String(), "What an assistant thought before its answer"},
       {"reasoning", Rule::String(), "Another name of reasoning_content; equal if both are there"},
       {"refusal", Rule::Unsupported({R"("")"})},
-      {"name", Rule::Unsupported({R"("")"})},
+      {"name", Rule::String(), "Accepted; the model's form of a chat has no place for it"},
+      {"prefix", Rule::Unsupported({"false"})},
+      {"partial", Rule::Unsupported({"false"})},
+      {"tools", Rule::Unsupported({"[]"})},
       {"annotations", Rule::Unsupported({"[]"})},
       {"audio", Rule::Unsupported()},
       {"function_call", Rule::Unsupported()},
@@ -182,10 +203,8 @@ Rule CompletionsRule(const ApiOptions& options) {
                    "Log-probabilities, with this many of the best tokens"},
                   {"skip_special_tokens", Rule::Boolean(), "Control tokens give no text"},
                   {"best_of", Rule::Integer(1), "Equal to n, if it is there"},
-                  {"suffix", Rule::Unsupported({R"("")"})},
               });
-  Add(fields, AcceptedFields());
-  Add(fields, UnsupportedFields());
+  AddDialects(fields);
   return Rule::Object(std::move(fields));
 }
 
@@ -197,10 +216,8 @@ Rule ChatRule(const ApiOptions& options) {
                   {"top_logprobs", Rule::Integer(0, options.max_logprobs),
                    "Only with logprobs: this many of the best tokens"},
                   {"include_reasoning", Rule::Boolean(), "false hides what the model thought"},
-                  {"skip_special_tokens", Rule::Unsupported({"true"})},
               });
-  Add(fields, AcceptedFields());
-  Add(fields, UnsupportedFields());
+  AddDialects(fields);
   return Rule::Object(std::move(fields));
 }
 
@@ -223,7 +240,7 @@ Rule TokenizeChatRule() {
           {"add_generation_prompt", Rule::Boolean(), "false: without the opening of the answer"},
           {"return_token_strs", Rule::Boolean(), "Each token's text, too"},
       });
-  Add(fields, UnsupportedFields());
+  AddRefused(fields);
   return Rule::Object(std::move(fields));
 }
 
@@ -243,12 +260,33 @@ FieldTable::FieldTable(const ApiOptions& options)
       tokenize_chat_(TokenizeChatRule()),
       detokenize_(DetokenizeRule()) {}
 
-ApiResult<void> CheckBody(const BodyValue& body, const Rule& rule, const ApiOptions& options,
+namespace {
+
+ApiResult<void> MergeAliases(BodyValue& body, const Rule& rule) {
+  for (const Field& field : rule.fields) {
+    if (field.same_as.empty() || !BodyFields(body).Has(field.name)) continue;
+    const BodyValue value = body[std::string(field.name)];
+    BodyValue& own = body[std::string(field.same_as)];
+    if (!own.is_null() && own != value) {
+      return tl::unexpected(
+          FieldError("invalid_value", std::string(field.name),
+                     fmt::format("{0} is another name of {1}, which has another value; keep one of "
+                                 "them",
+                                 field.name, field.same_as)));
+    }
+    own = value;
+  }
+  return {};
+}
+
+}  // namespace
+
+ApiResult<void> CheckBody(BodyValue& body, const Rule& rule, const ApiOptions& options,
                           std::vector<std::string>& ignored) {
   UnknownNames unknown;
   if (auto fault = CheckValue(rule, body, "", unknown)) return tl::unexpected(*std::move(fault));
   ignored = unknown.names();
-  if (ignored.empty() || !options.reject_unknown_fields) return {};
+  if (ignored.empty() || !options.reject_unknown_fields) return MergeAliases(body, rule);
   return tl::unexpected(
       FieldError("unknown_field", ignored.front(),
                  fmt::format("{} is not a field of this API; leave it out", ignored.front())));

@@ -33,8 +33,9 @@ class FieldTable {
 ApiResult<BodyValue> ParseChecked(std::string_view body, const Rule& rule,
                                   const ApiOptions& options, std::vector<std::string>& ignored);
 
-// The same of a body that is parsed already.
-ApiResult<void> CheckBody(const BodyValue& body, const Rule& rule, const ApiOptions& options,
+// The same of a body that is parsed already. Afterwards what came under an alias stands under the
+// field's own name; both with different values are an error.
+ApiResult<void> CheckBody(BodyValue& body, const Rule& rule, const ApiOptions& options,
                           std::vector<std::string>& ignored);
 
 }  // namespace halfbyte

@@ -123,7 +123,8 @@ ApiResult<AnswerForm> ReadForm(const BodyFields& body, const ApiOptions& options
   }
   const BodyFields fields(*stream_options);
   form.include_usage = form.include_usage || fields.Bool("include_usage").value_or(false);
-  form.continuous_usage = fields.Bool("continuous_usage_stats").value_or(false);
+  form.continuous_usage =
+      form.include_usage && fields.Bool("continuous_usage_stats").value_or(false);
   return form;
 }
 

@@ -105,6 +105,12 @@ inline constexpr std::string_view kAnswerSchemas = R"json({
       "count": {"type": "integer", "minimum": 0}, "max_model_len": {"type": "integer"},
       "tokens": {"$ref": "#/components/schemas/TokenIds"},
       "token_strs": {"type": "array", "items": {"type": "string"}}}},
+  "TokenizerInfo": {
+    "type": "object", "required": ["bos_token", "eos_token", "pad_token", "chat_template"],
+    "properties": {
+      "tokenizer_class": {"type": "string"}, "model_max_length": {"type": "integer"},
+      "bos_token": {"type": ["string", "null"]}, "eos_token": {"type": ["string", "null"]},
+      "pad_token": {"type": ["string", "null"]}, "chat_template": {"type": ["string", "null"]}}},
   "Text": {"type": "object", "required": ["prompt"],
            "properties": {"prompt": {"type": "string"}}},
   "Rendered": {

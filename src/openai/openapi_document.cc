@@ -35,6 +35,7 @@ void AddErrors(Document& responses, std::initializer_list<int> statuses) {
   for (const int status : statuses) {
     std::string_view about = "Refused; the error says why";
     if (status == 401) about = "No valid key";
+    if (status == 403) about = "Not by that name of a host";
     if (status == 404) about = "No such route or model";
     if (status == 429) about = "Too much waits; Retry-After says when to try again";
     if (status >= 500) about = "The server cannot answer";
@@ -44,7 +45,7 @@ void AddErrors(Document& responses, std::initializer_list<int> statuses) {
 
 // What the transport may say to any request, and the check of keys.
 void AddCommonErrors(Document& responses) {
-  AddErrors(responses, {400, 401, 404, 405, 408, 413, 414, 415, 431, 503});
+  AddErrors(responses, {400, 401, 403, 404, 405, 408, 413, 414, 415, 431, 503});
 }
 
 Document Get(std::string_view about, Document ok) {
@@ -151,6 +152,8 @@ Document Paths(int overload_status) {
            JsonResponse("The ids", "Tokens"));
   paths["/detokenize"] =
       Post("Token ids as text", Reference("DetokenizeRequest"), JsonResponse("The text", "Text"));
+  paths["/tokenizer_info"] =
+      Get("Control tokens of the tokenizer", JsonResponse("Their texts", "TokenizerInfo"));
   const Document rendered = JsonResponse("Everything resolved", "Rendered");
   paths["/render"] =
       Post("What a call would run", Either("ChatRequest", "CompletionRequest"), rendered);

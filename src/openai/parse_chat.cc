@@ -28,7 +28,7 @@ ApiResult<void> OpenAiApi::ResolveChat(const BodyValue& tree, GenerationCall& ca
   call.form.include_reasoning = body.Bool("include_reasoning").value_or(true);
   call.form.reasoning_field = options_.reasoning_field;
   call.form.logprobs = body.Bool("logprobs").value_or(false);
-  if (body.Has("top_logprobs") && !call.form.logprobs) {
+  if (body.Int("top_logprobs").value_or(0) > 0 && !call.form.logprobs) {
     return tl::unexpected(
         FieldError("invalid_value", "top_logprobs",
                    "top_logprobs is there, but logprobs is not true; set it or leave "

@@ -146,8 +146,22 @@ ApiResult<JsonAnswer> OpenAiApi::Detokenize(std::string_view text) const {
   return answer;
 }
 
+JsonAnswer OpenAiApi::TokenizerInfo() const {
+  const auto text = [&](const Result<int32_t>& id) {
+    return id ? JsonString(TextOf(*model_.tokenizer, {&*id, 1})) : std::string("null");
+  };
+  const Tokenizer& tokenizer = *model_.tokenizer;
+  const std::string end = model_.eos_ids.empty() ? "null" : text(model_.eos_ids.front());
+  const std::string jinja = model_.chat_template ? JsonString(*model_.chat_template) : "null";
+  return {.body = fmt::format(
+              R"({{"tokenizer_class":"PreTrainedTokenizerFast","bos_token":{},"eos_token":{},)"
+              R"("pad_token":{},"model_max_length":{},"chat_template":{}}})",
+              text(tokenizer.IdOf("<｜begin▁of▁sentence｜>")), end,
+              text(tokenizer.IdOf("<｜▁pad▁｜>")), model_.max_model_len, jinja)};
+}
+
 ApiResult<JsonAnswer> OpenAiApi::Render(std::string_view text) const {
-  const auto tree = ParseBody(text);
+  auto tree = ParseBody(text);
   if (!tree) return tl::unexpected(tree.error());
   const bool chat = IsChat(*tree);
   GenerationCall call;

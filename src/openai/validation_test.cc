@@ -2,13 +2,20 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "base/file.h"
 #include "openai/api.h"
+#include "openai/dialect_fields.h"
+#include "openai/field_table.h"
 #include "openai/openai_test_model.h"
 
 namespace halfbyte {
@@ -225,7 +232,9 @@ TEST(Chat, IsCheckedFieldByField) {
       {Message({{"content", {{{"type", "text"}}}}}), "missing_field messages[0].content[0].text"},
       {Message({{"content", {{{"type", "text"}, {"text", 5}}}}}),
        "invalid_value messages[0].content[0].text"},
-      {Message({{"name", "Bob"}}), "unsupported_parameter messages[0].name"},
+      {Message({{"name", "Bob"}}), ""},
+      {Message({{"name", 5}}), "invalid_value messages[0].name"},
+      {Message({{"prefix", true}}), "unsupported_parameter messages[0].prefix"},
       {Message({{"refusal", nullptr}, {"annotations", Value::array()}}), ""},
       {Message({{"reasoning", "Hm"}}), "invalid_value messages[0].reasoning"},
       {{{"messages", {user, assistant}}}, "invalid_value messages[1].role"},
@@ -244,7 +253,7 @@ TEST(Chat, IsCheckedFieldByField) {
       {{{"logprobs", true}, {"top_logprobs", 20}}, ""},
       {{{"logprobs", true}, {"top_logprobs", 21}}, "invalid_value top_logprobs"},
       {{{"logprobs", false}, {"top_logprobs", 2}}, "invalid_value top_logprobs"},
-      {{{"top_logprobs", 0}}, "invalid_value top_logprobs"},
+      {{{"top_logprobs", 0}}, ""},
       {{{"logprobs", 1}}, "invalid_value logprobs"},
       {{{"tools", Value::array()}, {"tool_choice", "none"}}, ""},
       {{{"tools", {{{"type", "function"}}}}}, "unsupported_parameter tools"},
@@ -348,6 +357,106 @@ TEST(UnknownNames, AreErrorsIfTheServerSaysSo) {
   ASSERT_FALSE(call);
   EXPECT_EQ(call.error().code, "unknown_field");
   EXPECT_EQ(call.error().param, "fancy");
+}
+
+// A value that no field takes for nothing.
+const Value kOdd = {{"odd", "value"}};
+
+std::vector<std::string> NamesIgnored(Route route, const std::string& body) {
+  const auto call =
+      route == Route::kChat ? TestApi().ParseChat(body) : TestApi().ParseCompletions(body);
+  return call ? call->ignored : std::vector<std::string>{"an error"};
+}
+
+bool IsOwn(const Rule& rule, std::string_view name) {
+  const auto field = std::ranges::find(rule.fields, name, &Field::name);
+  return field != rule.fields.end() && field->rule.kind != Rule::Kind::kUnsupported;
+}
+
+class Dialects : public testing::TestWithParam<Route> {};
+
+TEST_P(Dialects, EachFieldGetsWhatTheTableSays) {
+  const Route route = GetParam();
+  const FieldTable table({});
+  const Rule& rule = route == Route::kChat ? table.chat() : table.completions();
+  std::set<std::string_view> names;
+  for (const DialectField& row : DialectFields()) {
+    const std::string name(row.name);
+    EXPECT_TRUE(names.insert(row.name).second) << name << " is there twice";
+    const std::string odd = Body(route, {{name, kOdd}});
+    const bool honoured = row.gets == FieldGets::kHonoured && IsOwn(rule, row.name);
+    if (row.gets == FieldGets::kHarmless) {
+      EXPECT_EQ(NamesIgnored(route, odd), std::vector<std::string>{name});
+    } else if (row.gets == FieldGets::kAccepted) {
+      EXPECT_EQ(NamesIgnored(route, odd), std::vector<std::string>{}) << name;
+    } else if (row.gets == FieldGets::kAlias || honoured) {
+      EXPECT_NE(Verdict(route, odd), "") << name;
+      EXPECT_EQ(Verdict(route, odd).find("unsupported_parameter"), std::string::npos) << name;
+    } else {
+      EXPECT_EQ(Verdict(route, odd), "unsupported_parameter " + name);
+      if (row.neutral.empty()) continue;
+      for (const Value& nothing : Value::parse(row.neutral)) {
+        EXPECT_EQ(Verdict(route, Body(route, {{name, nothing}})), "") << name << nothing;
+      }
+    }
+    EXPECT_EQ(Verdict(route, Body(route, {{name, nullptr}})) == "",
+              name != "prompt" && name != "messages" ? true : !honoured)
+        << name;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Routes, Dialects, testing::Values(Route::kCompletions, Route::kChat));
+
+TEST(Dialects, OtherNamesMeanTheSame) {
+  const auto call = TestApi()
+                        .ParseCompletions(R"({"prompt": "Hi", "n_predict": 9, "min_new_tokens": 2,
+                            "random_seed": 5, "stop_sequences": ["a", "b"], "n_cmpl": 3})")
+                        .value();
+  const Request& request = call.requests[0];
+  EXPECT_EQ(request.max_tokens, 9);
+  EXPECT_EQ(request.min_tokens, 2);
+  EXPECT_EQ(request.sampling.seed, 5U);
+  EXPECT_FALSE(call.seed_drawn);
+  EXPECT_EQ(request.stop.strings, (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(request.n, 3);
+  EXPECT_TRUE(call.ignored.empty());
+  const auto verdict = [](const Value& more) {
+    return Verdict(Route::kCompletions, Body(Route::kCompletions, more));
+  };
+  EXPECT_EQ(verdict({{"max_new_tokens", 5}, {"n_predict", 5}, {"max_tokens", 5}}), "");
+  EXPECT_EQ(verdict({{"max_output_tokens", 5}, {"max_tokens", 6}}),
+            "invalid_value max_output_tokens");
+  EXPECT_EQ(verdict({{"n_predict", -1}}), "invalid_value n_predict");
+}
+
+TEST(Dialects, AreShownInTheDocumentation) {
+  const std::string page =
+      *ReadTextFile(std::filesystem::path(HALFBYTE_SOURCE_DIR) / "docs/fields.md");
+  const auto section = [&](std::string_view title) {
+    const size_t begin = page.find(title);
+    EXPECT_NE(begin, std::string::npos) << title;
+    return page.substr(begin, page.find("\n## ", begin) - begin);
+  };
+  const std::map<FieldGets, std::string> sections = {
+      {FieldGets::kAlias, section("## Other names")},
+      {FieldGets::kRefused, section("## Refused")},
+      {FieldGets::kHonoured, section("## Honoured")},
+      {FieldGets::kAccepted, section("## Accepted")},
+      {FieldGets::kHarmless, section("## Dropped")},
+  };
+  for (const DialectField& row : DialectFields()) {
+    EXPECT_NE(sections.at(row.gets).find(fmt::format("`{}`", row.name)), std::string::npos)
+        << row.name;
+  }
+}
+
+TEST(Completions, NameTheFirstOfAListThatIsNoPrompt) {
+  const auto call = TestApi().ParseCompletions(R"({"prompt": [null, 5, 6]})");
+  ASSERT_FALSE(call);
+  EXPECT_EQ(call.error().param, "prompt[0]");
+  EXPECT_EQ(call.error().message,
+            "prompt[0] is null; it must be a string of 1 or more bytes, or an integer from 0 to "
+            "2147483647, or a list of 1 or more values, each an integer from 0 to 2147483647");
 }
 
 }  // namespace

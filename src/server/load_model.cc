@@ -22,6 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr size_t kMaxTemplate = size_t{16} << 20;
 constexpr int64_t kFakeModelLen = 4096;
 constexpr int64_t kWindow = 128;
 constexpr int64_t kMaxEffortTokens = 393216;  // server.md §3.2
@@ -126,6 +127,16 @@ Status ReadDefaults(const ServedModelOptions& options, ModelInfo& info) {
   return {};
 }
 
+// The template that a checkpoint of other makers brings for its chats.
+std::optional<std::string> ChatTemplate(const fs::path& directory) {
+  if (const auto text = ReadTextFile(directory / "chat_template.jinja", kMaxTemplate)) return *text;
+  const auto text = ReadTextFile(directory / "tokenizer_config.json", kMaxTemplate);
+  const auto json = text ? ParseJson(*text, "tokenizer_config.json") : Result<Json>(Json());
+  if (!json || !json->is_object() || !json->contains("chat_template")) return std::nullopt;
+  const Json& found = (*json)["chat_template"];
+  return found.is_string() ? std::optional(found.get<std::string>()) : std::nullopt;
+}
+
 // All but the executor. `files`: where the weights lie.
 Status LoadParts(const ServedModelOptions& options, const ProgressListener& listener,
                  ServedModel& served, ModelFiles& files) {
@@ -133,6 +144,7 @@ Status LoadParts(const ServedModelOptions& options, const ProgressListener& list
   HB_ASSIGN_OR_RETURN(Tokenizer tokenizer, Tokenizer::Load(options.directory / "tokenizer.json"));
   served.tokenizer = std::make_unique<Tokenizer>(std::move(tokenizer));
   served.info.tokenizer = served.tokenizer.get();
+  served.info.chat_template = ChatTemplate(options.directory);
   HB_RETURN_IF_ERROR(ReadDefaults(options, served.info));
   served.pool = std::make_unique<ThreadPool>(options.threads);
   HB_ASSIGN_OR_RETURN(served.info.system_fingerprint, SystemFingerprint(options));

@@ -33,6 +33,7 @@ constexpr RouteRule kRules[] = {
     Asks(RouteId::kRender, "/render"),
     Asks(RouteId::kRender, "/v1/chat/completions/render"),
     Asks(RouteId::kRender, "/v1/completions/render"),
+    {.id = RouteId::kTokenizerInfo, .pattern = "/tokenizer_info", .needs_model = true},
     Reads(RouteId::kMetrics, "/metrics"),
     Reads(RouteId::kVersion, "/version"),
     Reads(RouteId::kOpenApi, "/openapi.json"),

@@ -17,6 +17,7 @@ enum class RouteId {
   kTokenize,
   kDetokenize,
   kRender,
+  kTokenizerInfo,
   kMetrics,
   kVersion,
   kOpenApi,

@@ -382,6 +382,8 @@ std::unique_ptr<HttpReply> Service::OnPool(RouteId route, HttpRequest request, W
         return OfPool(api.Tokenize(shared->body));
       case RouteId::kDetokenize:
         return OfPool(api.Detokenize(shared->body));
+      case RouteId::kTokenizerInfo:
+        return OfPool(api.TokenizerInfo());
       default:
         return OfPool(api.Render(shared->body));
     }
