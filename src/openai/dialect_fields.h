@@ -18,7 +18,7 @@ enum class FieldGets {
 
 struct DialectField {
   std::string_view name;
-  std::string_view dialects;      // who defines it, as below
+  std::string_view dialects;  // who defines it, as below
   FieldGets gets;
   std::string_view neutral = "";  // a list in JSON
   std::string_view same_as = "";

@@ -1,7 +1,9 @@
 // The parts of the server that need no model.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <filesystem>
 #include <future>
 
@@ -10,6 +12,7 @@
 #include "server/api_keys.h"
 #include "server/lifecycle.h"
 #include "server/metrics.h"
+#include "server/process_limits.h"
 #include "server/refused_keys.h"
 #include "server/request_log.h"
 #include "server/routes.h"
@@ -121,6 +124,20 @@ TEST(RefusedKeys, OfVeryManyAddressesTakeNoMoreMemory) {
   EXPECT_EQ(logged, static_cast<int>(RefusedKeys::kMostAddresses) + RefusedKeys::kFree);
   now += RefusedKeys::kRefill;  // those addresses are forgotten
   EXPECT_TRUE(refused.Add("10.9.9.9:1", now).log);
+}
+
+TEST(ProcessLimits, AreAskedBeforeTheyAreNeeded) {
+  EXPECT_TRUE(CheckThreads(4));
+  // In a process of its own: limits cannot be raised again.
+  const auto connections = [](rlim_t files) {
+    const rlimit limit{files, files};
+    ::setrlimit(RLIMIT_NOFILE, &limit);
+    HttpOptions http{.max_connections = 4096};
+    return FitToOpenFiles(http) ? http.max_connections : 0;
+  };
+  EXPECT_EXIT(std::exit(connections(20) == 0 ? 42 : 1), testing::ExitedWithCode(42), "");
+  EXPECT_EXIT(std::exit(connections(64) == 16 ? 42 : 1), testing::ExitedWithCode(42), "");
+  EXPECT_EXIT(std::exit(connections(1024) == 704 ? 42 : 1), testing::ExitedWithCode(42), "");
 }
 
 TEST(Lifecycle, OnlyGoesForward) {

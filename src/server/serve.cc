@@ -1,7 +1,6 @@
 #include "server/serve.h"
 
 #include <signal.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +12,7 @@
 #include "base/log.h"
 #include "base/mapped_file.h"
 #include "base/temporary_path.h"
+#include "server/process_limits.h"
 
 namespace halfbyte {
 namespace {
@@ -20,6 +20,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Loaded = tl::expected<ServedModel, LoadFailure>;
 
+constexpr int kOtherThreads = 5;  // engine, two that read bodies, one that loads, one to spare
 constexpr size_t kLeastKeyBytes = 20;
 constexpr auto kTick = std::chrono::milliseconds(100);
 constexpr auto kReportEvery = std::chrono::seconds(10);
@@ -47,14 +48,6 @@ sigset_t BlockSignals() {
 int WaitForSignal(const sigset_t& signals) {
   const timespec tick{.tv_nsec = std::chrono::nanoseconds(kTick).count()};
   return std::max(0, ::sigtimedwait(&signals, nullptr, &tick));
-}
-
-// Every connection takes a file.
-void RaiseFileLimit() {
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  limit.rlim_cur = limit.rlim_max;
-  ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 bool IsLoopback(const HttpOptions& http) {
@@ -259,7 +252,13 @@ std::vector<std::string> Contradictions(const ServeOptions& options) {
 
 ServeResult Serve(const ServeOptions& options) {
   const sigset_t signals = BlockSignals();
-  RaiseFileLimit();
+  HttpOptions http = options.http;
+  if (const Status fits = FitToOpenFiles(http); !fits)
+    return {ServeEnd::kBind, fits.error().message};
+  const int threads = http.io_threads + options.load.threads + kOtherThreads;
+  if (const Status enough = CheckThreads(threads); !enough) {
+    return {ServeEnd::kMemory, enough.error().message};
+  }
   ReadZerosWhereAMappedFileIsTruncated();
   auto keys = ApiKeys::Create(options.api_keys, options.api_key_file);
   if (!keys) return {ServeEnd::kBind, keys.error().message};
@@ -276,7 +275,7 @@ ServeResult Serve(const ServeOptions& options) {
   ServiceOptions service_options = options.service;
   service_options.allowed_hosts.push_back(options.http.host);
   Service service(std::move(service_options), Announce(options.load), *std::move(keys));
-  auto server = HttpServer::Start(options.http, &service);
+  auto server = HttpServer::Start(http, &service);
   if (!server) return {ServeEnd::kBind, server.error().message};
   for (const std::string& address : (*server)->addresses())
     spdlog::info("listening on {}", address);

@@ -29,8 +29,8 @@ std::vector<std::string> Contradictions(const ServeOptions& options);
 enum class ServeEnd {
   kDone = 0,      // told to end, and everything had finished
   kModel = 3,     // the model directory is unreadable or unsupported
-  kMemory = 4,    // memory or device
-  kBind = 5,      // address or key file
+  kMemory = 4,    // memory, threads or device
+  kBind = 5,      // address, key file or number of open files
   kDrainCut = 6,  // told to end, and not everything had finished in time
   kEngine = 7,    // the engine failed
 };

@@ -19,7 +19,7 @@ def chromium():
 class Browser:
     """One page. `problems` holds what the console complained about: errors, refused content."""
 
-    def __init__(self, profile, width=1280, height=800):
+    def __init__(self, profile, *flags, width=1280, height=800):
         command_in, self.commands = os.pipe()
         self.answers, answer_out = os.pipe()
 
@@ -32,7 +32,7 @@ class Browser:
             [chromium(), "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run",
              "--disable-dev-shm-usage", "--disable-background-networking", "--disable-extensions",
              f"--window-size={width},{height}", "--remote-debugging-pipe",
-             f"--user-data-dir={profile}", "about:blank"],
+             f"--user-data-dir={profile}", *flags, "about:blank"],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             preexec_fn=place, pass_fds=(3, 4))
         os.close(command_in)

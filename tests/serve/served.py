@@ -39,14 +39,14 @@ class Server:
 
     count = 0
 
-    def __init__(self, *flags, model=MODEL, env=None, wait=True):
+    def __init__(self, *flags, model=MODEL, env=None, wait=True, preexec_fn=None):
         Server.count += 1
         self.log_path = WORK / f"server-{Server.count}.log"
         self.log = self.log_path.open("w", encoding="utf-8")
         self.process = subprocess.Popen(
             [PROGRAM, "serve", str(model), "--port", "0", *map(str, flags)],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self.log, text=True,
-            env=os.environ | (env or {}))
+            env=os.environ | (env or {}), preexec_fn=preexec_fn)
         self.stdout = []
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()

@@ -114,3 +114,10 @@ def test_it_shows_loading_load_and_failures(browser):
     # The server's 400 and its absence are told to the console too, by Chromium itself.
     browser.problems = [problem for problem in browser.problems
                         if problem.get("source") != "network"]
+
+
+def test_a_page_under_a_strangers_name_is_refused(fake, tmp_path):
+    rule = "--host-resolver-rules=MAP evil.test 127.0.0.1"
+    with Browser(tmp_path / "profile", rule, "--disable-features=HttpsUpgrades") as browser:
+        browser.open(f"http://evil.test:{fake.port}/")
+        assert "--allowed-hosts evil.test" in browser.until("document.body.innerText")
