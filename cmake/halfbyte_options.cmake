@@ -49,6 +49,8 @@ if(HALFBYTE_SANITIZE)
   add_compile_options(-fno-sanitize=null,vptr)
 endif()
 if(HALFBYTE_FUZZ)
+  # g++ 12 is told of warnings that clang does not have.
+  add_compile_options(-Wno-unknown-warning-option)
   if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
     message(FATAL_ERROR "halfbyte: the fuzz preset needs clang 16 (clang++-16), "
                         "not ${CMAKE_CXX_COMPILER_ID}")

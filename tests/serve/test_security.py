@@ -123,5 +123,5 @@ def test_limits_that_leave_nothing_are_told_with_their_exit_codes():
 
     code, last = ends(NOFILE=20)
     assert code == 5 and "ulimit -n" in last
-    code, last = ends("--threads", "100000", AS=2 << 30)
+    code, last = ends("--threads", "512", AS=1 << 30)
     assert code == 4 and "threads are needed" in last
