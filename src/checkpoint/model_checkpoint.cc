@@ -4,6 +4,7 @@
 #include <array>
 
 #include "base/log.h"
+#include "checkpoint/foreign_names.h"
 
 namespace halfbyte {
 namespace {
@@ -227,14 +228,17 @@ Result<ModelCheckpoint> ModelCheckpoint::OpenWithFindings(const std::filesystem:
 }
 
 void ModelCheckpoint::IndexNames(Findings& findings) {
-  std::array<int64_t, 4> styles{};
+  std::array<int64_t, kNamingStyles> styles{};
   modules_.reserve(checkpoint_.tensors().size() / 2);
   for (const CheckpointTensor& tensor : checkpoint_.tensors()) {
     const std::optional<TensorName> name = ParseTensorName(tensor.name());
+    if (HoldsPackedExperts(tensor)) {
+      if (!packed_experts_) findings.push_back(ExplainPackedExperts(tensor));
+      packed_experts_ = true;
+      continue;
+    }
     if (!name) {
       unknown_.push_back(tensor);
-      findings.push_back({Severity::kWarning, tensor.name(),
-                          "unknown tensor: no name table has it, so it is not used"});
       continue;
     }
     if (name->key.scope == Scope::kLayer) ++styles[static_cast<size_t>(name->style)];
@@ -246,11 +250,28 @@ void ModelCheckpoint::IndexNames(Findings& findings) {
     }
     slot = tensor;
   }
+  ReportUnknownNames(findings);
   for (const std::string& tensor : checkpoint_.unread()) {
     if (const auto name = ParseTensorName(tensor)) unread_.insert(name->key);
   }
   style_ =
       static_cast<NamingStyle>(std::max_element(styles.begin(), styles.end()) - styles.begin());
+}
+
+void ModelCheckpoint::ReportUnknownNames(Findings& findings) {
+  foreign_names_ = unknown_.size() * 2 > checkpoint_.tensors().size();
+  if (foreign_names_) {
+    findings.push_back(ExplainForeignNames(unknown_, checkpoint_.tensors().size()));
+    return;
+  }
+  for (const CheckpointTensor& tensor : unknown_) {
+    const ForeignNames* whose = WhoseName(tensor.name());
+    findings.push_back({Severity::kWarning, tensor.name(),
+                        whose == nullptr
+                            ? "unknown tensor: no name table has it, so it is not used"
+                            : fmt::format("unknown tensor: looks like {}, so it is not used; {}",
+                                          whose->whose, whose->remedy)});
+  }
 }
 
 const ModuleTensors* ModelCheckpoint::Stored(const ModuleKey& key) const {
@@ -267,7 +288,8 @@ bool ModelCheckpoint::Has(const ModuleKey& key) const {
 }
 
 bool ModelCheckpoint::Unread(const ModuleKey& key) const {
-  if (unread_.contains(key)) return true;
+  if (foreign_names_ || unread_.contains(key)) return true;
+  if (packed_experts_ && IsRoutedExpert(key.module)) return true;
   if (IsRoutedExpert(key.module) && unread_.contains(FusedKey(key))) return true;
   return !checkpoint_.complete() && !checkpoint_.has_index() && Stored(key) == nullptr;
 }

@@ -46,8 +46,9 @@ class ModelCheckpoint {
   // Whether the module is stored, by itself or inside a fused expert tensor.
   bool Has(const ModuleKey& key) const;
 
-  // Whether some of it is, or may be, in a file that cannot be read: then nothing else about it is
-  // worth a finding. Only OpenWithFindings opens such a model.
+  // Whether some of it is, or may be, in a file that cannot be read, or under names that one
+  // finding explained: then nothing else about it is worth a finding. Only OpenWithFindings opens
+  // such a model.
   bool Unread(const ModuleKey& key) const;
 
   // A matrix [out, in] in its stored format. Routed experts are asked for one by one: with fused
@@ -68,6 +69,7 @@ class ModelCheckpoint {
  private:
   explicit ModelCheckpoint(Checkpoint checkpoint) : checkpoint_(std::move(checkpoint)) {}
   void IndexNames(Findings& findings);
+  void ReportUnknownNames(Findings& findings);
   const ModuleTensors* Stored(const ModuleKey& key) const;
 
   Checkpoint checkpoint_;
@@ -76,6 +78,8 @@ class ModelCheckpoint {
   std::unordered_map<ModuleKey, ModuleTensors> modules_;
   std::vector<CheckpointTensor> unknown_;
   std::unordered_set<ModuleKey> unread_;
+  bool foreign_names_ = false;   // most names are in no table
+  bool packed_experts_ = false;  // quantized and joined: not read
 };
 
 // Compares what is stored with what the config asks for, from headers alone: missing, surplus,

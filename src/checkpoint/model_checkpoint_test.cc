@@ -55,9 +55,8 @@ constexpr StoredFormat kExpertFormats[] = {StoredFormat::kF32,        StoredForm
                                            StoredFormat::kFp8Channel, StoredFormat::kFp8Tensor};
 
 TEST(ModelCheckpoint, EveryFormatAndStyleGivesTheSameDenseMatrix) {  // R108
-  for (const NamingStyle style :
-       {NamingStyle::kOfficial, NamingStyle::kHuggingFace, NamingStyle::kLanguageModelOuter,
-        NamingStyle::kLanguageModelInner}) {
+  for (int s = 0; s < kNamingStyles; ++s) {
+    const auto style = static_cast<NamingStyle>(s);
     for (const StoredFormat format : kExpertFormats) {
       const TempDir dir;
       const auto model = OpenChanged(dir, TinyModel(TinyConfig(), {style, format, format, true}));
@@ -471,6 +470,65 @@ TEST(ModelCheckpoint, OpensWithoutAConfigOnlyForTools) {
   ASSERT_TRUE(model);
   EXPECT_FALSE(model->has_config());
   EXPECT_TRUE(model->FindWeight(ModuleKey::Layer(0, Module::kQA)));
+}
+
+// Names of other models and tools, and what the one finding about them says.
+struct ForeignCase {
+  const char* from;
+  const char* to;
+  const char* whose;
+};
+
+TEST(ModelCheckpoint, ForeignNamesAreOneFindingThatSaysWhoseTheyAre) {
+  for (const auto& [from, to, whose] :
+       {ForeignCase{"model.layers.", "blk.", "GGUF"},
+        ForeignCase{"model.", "_orig_mod.model.", "torch.compile"},
+        ForeignCase{"model.layers.", "module.model.layers.", "DataParallel"},
+        ForeignCase{"model.", "base_model.model.model.", "PEFT"},
+        ForeignCase{"model.layers.", "decoder.layers.", "Megatron-Core"},
+        ForeignCase{".mlp.", ".block_sparse_moe.", "MiniMax"},
+        ForeignCase{"self_attn.q_a_proj", "self_attn.k_proj", "Llama"},
+        ForeignCase{"model.layers.", "blocks.", "in no table"}}) {
+    const TempDir dir;
+    std::vector<TestTensor> tensors = TinyModel(
+        TinyConfig(), {NamingStyle::kHuggingFace, StoredFormat::kBf16, StoredFormat::kBf16, false});
+    for (TestTensor& tensor : tensors) {
+      const size_t found = tensor.name.find(from);
+      if (found != std::string::npos) tensor.name.replace(found, std::strlen(from), to);
+      // A name that keeps its usual form would not be a foreign one.
+      const bool kept = found == std::string::npos && tensor.name.starts_with("model.layers.");
+      if (kept) tensor.name.insert(0, "x.");
+    }
+    const auto model = OpenChanged(dir, tensors);
+    ASSERT_FALSE(model);
+    EXPECT_NE(model.error().message.find(": names: "), std::string::npos) << model.error().message;
+    EXPECT_NE(model.error().message.find(whose), std::string::npos) << model.error().message;
+    EXPECT_EQ(model.error().message.find("missing"), std::string::npos) << model.error().message;
+  }
+}
+
+TEST(ModelCheckpoint, QuantizedExpertsInOneTensorAreNamedAsSuch) {
+  for (const char* name : {"gate_up_proj_blocks", "gate_up_proj", "gate_up_proj.weight_packed",
+                           "gate_up_proj_weight_scale", "w13_weight"}) {
+    const TempDir dir;
+    std::vector<TestTensor> tensors = TinyModel(
+        TinyConfig(), {NamingStyle::kHuggingFace, StoredFormat::kBf16, StoredFormat::kBf16, false});
+    std::erase_if(tensors, [](const TestTensor& tensor) {
+      return tensor.name.find(".experts.") != std::string::npos;
+    });
+    for (int layer = 0; layer < 3; ++layer) {
+      tensors.push_back({fmt::format("model.layers.{}.mlp.experts.{}", layer, name),
+                         DType::kU8,
+                         {4, 64, 32},
+                         std::string(4 * 64 * 32, '\0')});
+    }
+    const auto model = OpenChanged(dir, tensors);
+    ASSERT_FALSE(model);
+    EXPECT_NE(model.error().message.find("all experts of a layer together and quantized"),
+              std::string::npos)
+        << model.error().message;
+    EXPECT_EQ(model.error().message.find("missing"), std::string::npos) << model.error().message;
+  }
 }
 
 }  // namespace

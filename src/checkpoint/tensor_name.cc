@@ -17,7 +17,6 @@ constexpr uint8_t kInBlock = kInLayer | kInMtp;
 
 // One line per module. `official` and `hugging_face` follow the scope's prefix; "*" stands for the
 // expert. A bare module's name is complete, the others get ".weight", ".scale", ...
-// The first line of a module is the one that FormatTensorName writes; further lines are aliases.
 struct Row {
   Module module;
   uint8_t places;
@@ -60,8 +59,6 @@ constexpr Row kRows[] = {
      "self_attn.compressor.indexer.q_b_proj"},
     {Module::kIndexerWeights, kInLayer, false, "attn.indexer.weights_proj",
      "self_attn.compressor.indexer.scorer.weights_proj"},
-    {Module::kIndexerWeights, kInLayer, false, "",
-     "self_attn.compressor.indexer.weights_proj"},  // other versions of transformers
     {Module::kIndexerApe, kInLayer, true, "attn.indexer.compressor.ape",
      "self_attn.compressor.indexer.position_bias"},
     {Module::kIndexerKv, kInLayer, false, "attn.indexer.compressor.wkv",
@@ -92,6 +89,41 @@ constexpr Row kRows[] = {
     {Module::kMtpConfidence, kInMtp, false, "confidence_head.proj", ""},
 };
 
+// Names of layers that are read but not written: what save_pretrained() of transformers makes of
+// them on its way back to official names (seen with 5.8.1, 5.12.1, 5.16.1, 5.20.2 and 5.24.0).
+struct Alias {
+  Module module;
+  bool bare;
+  std::string_view official;
+  std::string_view hugging_face;
+};
+
+constexpr Alias kAliases[] = {
+    // 5.16 and later: every kv_norm is called norm.
+    {Module::kKvNorm, false, "attn.norm", "self_attn.norm"},
+    {Module::kCompressorNorm, false, "", "self_attn.compressor.norm"},
+    {Module::kIndexerNorm, false, "", "self_attn.compressor.indexer.norm"},
+    // 5.8
+    {Module::kIndexerWeights, false, "", "self_attn.compressor.indexer.weights_proj"},
+    {Module::kExpertGate, false, "", "mlp.experts..*.w1"},
+    {Module::kExpertUp, false, "", "mlp.experts..*.w3"},
+    {Module::kExpertDown, false, "", "mlp.experts..*.w2"},
+    {Module::kExpertGateUp, true, "ffn.experts.gate_up_proj", ""},
+    {Module::kExpertDown, true, "ffn.experts.down_proj", ""},
+    // 5.12
+    {Module::kExpertGate, false, "", "mlp.experts.*.w1"},
+    {Module::kExpertUp, false, "", "mlp.experts.*.w3"},
+    {Module::kExpertDown, false, "", "mlp.experts.*.w2"},
+    // 5.8 and 5.12, the model without its head
+    {Module::kCompressorKv, false, "attn.compressor.kv_proj", ""},
+    {Module::kCompressorGate, false, "attn.compressor.gate_proj", ""},
+    {Module::kIndexerQB, false, "attn.indexer.q_b_proj", ""},
+    {Module::kIndexerApe, true, "attn.indexer.position_bias", ""},
+    {Module::kIndexerKv, false, "attn.indexer.kv_proj", ""},
+    {Module::kIndexerGate, false, "attn.indexer.gate_proj", ""},
+    {Module::kIndexerNorm, false, "attn.indexer.kv_norm", ""},
+};
+
 constexpr std::array<std::string_view, kParts> kPartNames = {"weight",
                                                              "bias",
                                                              "scale",
@@ -103,35 +135,55 @@ constexpr std::array<std::string_view, kParts> kPartNames = {"weight",
                                                              "weight_global_scale",
                                                              "input_global_scale"};
 
-struct StylePrefix {
+struct Style {
   NamingStyle style;
-  std::string_view global;  // of embed and norm
+  std::string_view name;    // for reports
+  bool official;            // which column of the tables
+  std::string_view global;  // prefix of embed and norm
   std::string_view head;    // of the head
   std::string_view layers;
 };
 
-constexpr StylePrefix kPrefixes[] = {
-    {NamingStyle::kOfficial, "", "", "layers."},
-    {NamingStyle::kHuggingFace, "model.", "", "model.layers."},
-    {NamingStyle::kLanguageModelOuter, "language_model.model.", "language_model.",
-     "language_model.model.layers."},
-    {NamingStyle::kLanguageModelInner, "model.language_model.", "", "model.language_model.layers."},
-};
+// By NamingStyle. A name that several styles have (norm.weight) belongs to the first.
+constexpr std::array<Style, kNamingStyles> kStyles = {{
+    {NamingStyle::kOfficial, "official", true, "", "", "layers."},
+    {NamingStyle::kHuggingFace, "huggingface", false, "model.", "", "model.layers."},
+    {NamingStyle::kOfficialBelowModel, "official, below model.", true, "model.", "",
+     "model.layers."},
+    {NamingStyle::kHuggingFaceBare, "huggingface, without model.", false, "", "", "layers."},
+    {NamingStyle::kLanguageModelOuter, "huggingface (language_model.model.)", false,
+     "language_model.model.", "language_model.", "language_model.model.layers."},
+    {NamingStyle::kLanguageModelInner, "huggingface (model.language_model.)", false,
+     "model.language_model.", "", "model.language_model.layers."},
+    {NamingStyle::kOfficialLanguageModelOuter, "official (language_model.model.)", true,
+     "language_model.model.", "language_model.", "language_model.model.layers."},
+    {NamingStyle::kOfficialLanguageModelInner, "official (model.language_model.)", true,
+     "model.language_model.", "", "model.language_model.layers."},
+}};
 constexpr std::string_view kMtpPrefix = "mtp.";
 
-bool IsOfficial(NamingStyle style) { return style == NamingStyle::kOfficial; }
+const Style& StyleOf(NamingStyle style) { return kStyles[static_cast<size_t>(style)]; }
 
-// Name after the prefix, with "*" for the expert -> row.
-using NameTable = std::unordered_map<std::string_view, const Row*>;
+// What a name after the prefix, with "*" for the expert, means.
+struct Leaf {
+  Module module;
+  uint8_t places;
+  bool bare;
+};
+using NameTable = std::unordered_map<std::string_view, Leaf>;
 
 const NameTable& TableOf(bool official) {
   static const auto build = [](bool of_official) {
     NameTable table;
-    for (const Row& row : kRows) {
-      const std::string_view name = of_official ? row.official : row.hugging_face;
-      if (name.empty()) continue;
+    const auto add = [&](std::string_view name, const Leaf& leaf) {
       // A fused and a per-expert name differ by "*", so no name occurs twice.
-      HB_CHECK(table.emplace(name, &row).second, "{} twice in the name table", name);
+      if (!name.empty()) HB_CHECK(table.emplace(name, leaf).second, "{} twice in the table", name);
+    };
+    for (const Row& row : kRows) {
+      add(of_official ? row.official : row.hugging_face, {row.module, row.places, row.bare});
+    }
+    for (const Alias& alias : kAliases) {
+      add(of_official ? alias.official : alias.hugging_face, {alias.module, kInLayer, alias.bare});
     }
     return table;
   };
@@ -164,59 +216,61 @@ std::optional<Part> PartOf(std::string_view name) {
 }
 
 struct Tail {
-  const Row* row = nullptr;
+  Leaf leaf;
   Part part = Part::kWeight;
   int32_t expert = kNoExpert;
 };
+
+// "ffn.experts.3.w1.scale" -> "ffn.experts.*.w1.scale" and 3.
+std::string WithStarForExpert(std::string_view text, int32_t* expert) {
+  constexpr std::string_view kExperts = ".experts.";
+  const size_t found = text.find(kExperts);
+  if (found == std::string_view::npos) return std::string(text);
+  size_t digits = found + kExperts.size();
+  if (text.substr(digits).starts_with('.')) ++digits;  // transformers 5.8
+  std::string_view rest = text.substr(digits);
+  const std::optional<int32_t> number = TakeNumber(rest);
+  if (!number) return std::string(text);
+  *expert = *number;
+  return std::string(text.substr(0, digits)).append("*").append(rest);
+}
 
 // What follows the scope's prefix: "ffn.experts.3.w1.scale".
 std::optional<Tail> ParseTail(std::string_view text, bool official, Place place) {
   if (text.find('*') != std::string_view::npos) return std::nullopt;  // ours alone
   const NameTable& table = TableOf(official);
   Tail tail;
-  std::string with_star;
-  const std::string_view experts = official ? "ffn.experts." : "mlp.experts.";
-  std::string_view rest = text;
-  if (TakePrefix(rest, experts)) {
-    if (const std::optional<int32_t> expert = TakeNumber(rest)) {
-      tail.expert = *expert;
-      with_star.append(experts).append("*").append(rest);
-      text = with_star;
-    }
-  }
-  auto it = table.find(text);
-  if (it != table.end() && it->second->bare) {
-    tail.row = it->second;
-  } else {
-    const size_t dot = text.rfind('.');
-    if (dot == std::string_view::npos) return std::nullopt;
-    const std::optional<Part> part = PartOf(text.substr(dot + 1));
-    it = table.find(text.substr(0, dot));
-    if (!part || it == table.end() || it->second->bare) return std::nullopt;
-    tail.row = it->second;
+  const std::string name = WithStarForExpert(text, &tail.expert);
+  auto it = table.find(name);
+  if (it == table.end() || !it->second.bare) {
+    const size_t dot = name.rfind('.');
+    if (dot == std::string::npos) return std::nullopt;
+    const std::optional<Part> part = PartOf(std::string_view(name).substr(dot + 1));
+    it = table.find(std::string_view(name).substr(0, dot));
+    if (!part || it == table.end() || it->second.bare) return std::nullopt;
     tail.part = *part;
   }
-  if ((tail.row->places & place) == 0) return std::nullopt;
+  tail.leaf = it->second;
+  if ((tail.leaf.places & place) == 0) return std::nullopt;
   return tail;
 }
 
-std::optional<TensorName> ParseNumbered(std::string_view rest, Scope scope, NamingStyle style) {
+std::optional<TensorName> ParseNumbered(std::string_view rest, Scope scope, const Style& style) {
   const std::optional<int32_t> layer = TakeNumber(rest);
   if (!layer || !TakePrefix(rest, ".")) return std::nullopt;
-  const bool mtp = scope == Scope::kMtp;
-  const std::optional<Tail> tail =
-      ParseTail(rest, mtp || IsOfficial(style), mtp ? kInMtp : kInLayer);
+  const Place place = scope == Scope::kMtp ? kInMtp : kInLayer;
+  const std::optional<Tail> tail = ParseTail(rest, style.official, place);
   if (!tail) return std::nullopt;
-  return TensorName{{scope, *layer, tail->row->module, tail->expert}, tail->part, style};
+  return TensorName{{scope, *layer, tail->leaf.module, tail->expert}, tail->part, style.style};
 }
 
-std::optional<TensorName> ParseGlobal(std::string_view name, const StylePrefix& prefix) {
+std::optional<TensorName> ParseGlobal(std::string_view name, const Style& style) {
   for (const bool head : {false, true}) {
     std::string_view rest = name;
-    if (!TakePrefix(rest, head ? prefix.head : prefix.global)) continue;
-    const std::optional<Tail> tail = ParseTail(rest, IsOfficial(prefix.style), kInGlobal);
-    if (!tail || (tail->row->module == Module::kHead) != head) continue;
-    return TensorName{ModuleKey::Global(tail->row->module), tail->part, prefix.style};
+    if (!TakePrefix(rest, head ? style.head : style.global)) continue;
+    const std::optional<Tail> tail = ParseTail(rest, style.official, kInGlobal);
+    if (!tail || (tail->leaf.module == Module::kHead) != head) continue;
+    return TensorName{ModuleKey::Global(tail->leaf.module), tail->part, style.style};
   }
   return std::nullopt;
 }
@@ -239,21 +293,22 @@ const Row* RowOf(const ModuleKey& key, bool official) {
 std::optional<TensorName> ParseTensorName(std::string_view name) {
   std::string_view rest = name;
   if (TakePrefix(rest, kMtpPrefix)) {
-    return ParseNumbered(rest, Scope::kMtp, NamingStyle::kOfficial);
+    return ParseNumbered(rest, Scope::kMtp, StyleOf(NamingStyle::kOfficial));
   }
-  for (const StylePrefix& prefix : kPrefixes) {
+  for (const Style& style : kStyles) {
     rest = name;
-    if (TakePrefix(rest, prefix.layers)) return ParseNumbered(rest, Scope::kLayer, prefix.style);
-  }
-  for (const StylePrefix& prefix : kPrefixes) {
-    if (std::optional<TensorName> parsed = ParseGlobal(name, prefix)) return parsed;
+    const std::optional<TensorName> parsed = TakePrefix(rest, style.layers)
+                                                 ? ParseNumbered(rest, Scope::kLayer, style)
+                                                 : ParseGlobal(name, style);
+    if (parsed) return parsed;
   }
   return std::nullopt;
 }
 
-std::optional<std::string> FormatTensorName(const ModuleKey& key, Part part, NamingStyle style) {
+std::optional<std::string> FormatTensorName(const ModuleKey& key, Part part, NamingStyle naming) {
   const bool mtp = key.scope == Scope::kMtp;
-  const bool official = mtp || IsOfficial(style);
+  const Style& style = StyleOf(naming);
+  const bool official = mtp || style.official;
   const Row* row = RowOf(key, official);
   if (row == nullptr || (row->bare && part != Part::kWeight)) return std::nullopt;
   std::string name(official ? row->official : row->hugging_face);
@@ -262,9 +317,8 @@ std::optional<std::string> FormatTensorName(const ModuleKey& key, Part part, Nam
   }
   if (!row->bare) name.append(".").append(PartName(part));
   if (mtp) return fmt::format("{}{}.{}", kMtpPrefix, key.layer, name);
-  const StylePrefix& prefix = kPrefixes[static_cast<size_t>(style)];
-  if (key.scope == Scope::kLayer) return fmt::format("{}{}.{}", prefix.layers, key.layer, name);
-  return std::string(key.module == Module::kHead ? prefix.head : prefix.global) + name;
+  if (key.scope == Scope::kLayer) return fmt::format("{}{}.{}", style.layers, key.layer, name);
+  return std::string(key.module == Module::kHead ? style.head : style.global) + name;
 }
 
 std::string_view ModuleName(Module module) {
@@ -280,19 +334,8 @@ std::string_view ModuleName(Module module) {
 
 std::string_view PartName(Part part) { return kPartNames[static_cast<size_t>(part)]; }
 
-std::string_view NamingStyleName(NamingStyle style) {
-  switch (style) {
-    case NamingStyle::kOfficial:
-      return "official";
-    case NamingStyle::kHuggingFace:
-      return "huggingface";
-    case NamingStyle::kLanguageModelOuter:
-      return "huggingface (language_model.model.)";
-    case NamingStyle::kLanguageModelInner:
-      return "huggingface (model.language_model.)";
-  }
-  return "?";
-}
+std::string_view NamingStyleName(NamingStyle style) { return StyleOf(style).name; }
+bool HasOfficialNames(NamingStyle style) { return StyleOf(style).official; }
 
 std::string Describe(const ModuleKey& key) {
   std::string text;

@@ -1,6 +1,6 @@
 // Tensor names <-> what they mean (checkpoints.md §1.6). One logical tensor of the model is a
 // ModuleKey; it is stored as one or several tensors (parts: codes, scales, ...) under names of one
-// of four styles. The tables are in tensor_name.cc.
+// of several styles. The tables are in tensor_name.cc.
 #pragma once
 
 #include <compare>
@@ -89,12 +89,19 @@ enum class Part : uint8_t {
 };
 inline constexpr int kParts = static_cast<int>(Part::kInputGlobalScale) + 1;
 
+// A style is a prefix and one of two families of names below it. A checkpoint may mix them: what
+// transformers saves by default has official names in its layers and Hugging Face ones around them.
 enum class NamingStyle : uint8_t {
-  kOfficial,            // layers.0.ffn.experts.3.w1.weight
-  kHuggingFace,         // model.layers.0.mlp.experts.3.gate_proj.weight
-  kLanguageModelOuter,  // language_model.model.layers...
-  kLanguageModelInner,  // model.language_model.layers...
+  kOfficial,                    // layers.0.ffn.experts.3.w1.weight
+  kHuggingFace,                 // model.layers.0.mlp.experts.3.gate_proj.weight
+  kOfficialBelowModel,          // model.layers.0.ffn.experts.3.w1.weight
+  kHuggingFaceBare,             // layers.0.mlp.experts.3.gate_proj.weight
+  kLanguageModelOuter,          // language_model.model.layers.0.mlp...
+  kLanguageModelInner,          // model.language_model.layers.0.mlp...
+  kOfficialLanguageModelOuter,  // language_model.model.layers.0.ffn...
+  kOfficialLanguageModelInner,  // model.language_model.layers.0.ffn...
 };
+inline constexpr int kNamingStyles = static_cast<int>(NamingStyle::kOfficialLanguageModelInner) + 1;
 
 inline constexpr int32_t kNoExpert = -1;
 
@@ -134,6 +141,7 @@ std::optional<std::string> FormatTensorName(const ModuleKey& key, Part part, Nam
 std::string_view ModuleName(Module module);
 std::string_view PartName(Part part);
 std::string_view NamingStyleName(NamingStyle style);
+bool HasOfficialNames(NamingStyle style);  // attn.wq_a, not self_attn.q_a_proj
 std::string Describe(const ModuleKey& key);
 
 // Gate, up or down matrix of routed experts, fused or not.

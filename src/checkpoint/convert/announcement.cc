@@ -1,5 +1,7 @@
 #include "checkpoint/convert/announcement.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cctype>
 #include <map>
@@ -27,15 +29,16 @@ std::string OverAllLayers(const std::string& name) {
   return pattern;
 }
 
-// Patterns over layers for the modules of these encodings; exact names where layers differ.
-std::set<std::string> PatternsOf(const ConversionPlan& plan, std::set<ResultEncoding> encodings) {
+// Patterns over layers for these modules; exact names where layers differ.
+template <class Wanted>
+std::set<std::string> PatternsOf(const ConversionPlan& plan, const Wanted& wanted) {
   std::set<std::string> others;
   for (const ResultModule& module : plan.modules) {
-    if (!encodings.contains(module.encoding)) others.insert(OverAllLayers(module.name));
+    if (!wanted(module)) others.insert(OverAllLayers(module.name));
   }
   std::set<std::string> patterns;
   for (const ResultModule& module : plan.modules) {
-    if (!encodings.contains(module.encoding)) continue;
+    if (!wanted(module)) continue;
     const std::string pattern = OverAllLayers(module.name);
     const std::string name = others.contains(pattern) ? module.name : pattern;
     patterns.insert(module.routed_experts ? name + ".*" : name);
@@ -58,7 +61,17 @@ Json FloatGroups(int bits, int group) {
   return {{"num_bits", bits}, {"type", "float"}, {"group_size", group}, {"dynamic", false}};
 }
 
-// §2.1 where FP8 tensors of a DeepSeek release stay, §2.2 otherwise.
+// ModelOpt's name of how a module is stored; nothing if it has none.
+const char* ModelOptAlgorithm(const ResultModule& module) {
+  if (module.encoding == ResultEncoding::kNvfp4) return "NVFP4";
+  if (module.encoding != ResultEncoding::kFp8) return nullptr;
+  if (module.scale_rows == 0) return "FP8";
+  if (module.scale_columns == 0) return "FP8_PER_CHANNEL_PER_TOKEN";
+  return module.scale_rows == 128 && module.scale_columns == 128 ? "FP8_PB_WO" : nullptr;
+}
+
+// §2.1 where FP8 tensors of a DeepSeek release stay, and are what readers take for granted; §2.2
+// otherwise.
 Json ModelOptSection(const ConversionPlan& plan, const Json& source) {
   const bool mixed = Holds(plan, ResultEncoding::kFp8);
   const bool deepseek = mixed && source.is_object() && source.contains("quant_method") &&
@@ -74,19 +87,27 @@ Json ModelOptSection(const ConversionPlan& plan, const Json& source) {
   if (HoldsInputScales(plan)) group["input_activations"] = FloatGroups(4, 16);
   section["config_groups"] = {{"group_0", group}};
   section["quantized_layers"] = Json::object();
+  const auto algorithm = [&](const ResultModule& module) {
+    const bool taken_for_granted = deepseek && module.encoding == ResultEncoding::kFp8;
+    return taken_for_granted ? nullptr : ModelOptAlgorithm(module);
+  };
   for (const ResultModule& module : plan.modules) {
+    const char* name = algorithm(module);
+    if (name == nullptr) continue;
+    section["quantized_layers"][module.name] = {{"quant_algo", name}};
     if (module.encoding != ResultEncoding::kNvfp4) continue;
-    section["quantized_layers"][module.name] = {{"quant_algo", "NVFP4"}, {"group_size", 16}};
+    section["quantized_layers"][module.name]["group_size"] = 16;
   }
   section["ignore"] =
-      PatternsOf(plan, {ResultEncoding::kPlain, ResultEncoding::kFp8, ResultEncoding::kMxfp4});
+      PatternsOf(plan, [&](const ResultModule& module) { return algorithm(module) == nullptr; });
   section["producer"] = {{"name", "halfbyte"}};
   return section;
 }
 
-// "layers.*.attn.wq_a" -> "re:layers\.\d+\.attn\.wq_a"; a last ".*" stands for anything.
+// "layers.*.attn.wq_a" -> "re:.*layers\.\d+\.attn\.wq_a$"; a last ".*" stands for anything. Readers
+// match from the start of the name, and put a prefix of their own before ours (vLLM: "model.").
 std::string Regex(const std::string& pattern) {
-  std::string regex = "re:";
+  std::string regex = "re:.*";
   for (size_t i = 0; i < pattern.size(); ++i) {
     if (pattern[i] == '*') {
       regex += i + 1 == pattern.size() ? ".*" : "\\d+";
@@ -95,61 +116,116 @@ std::string Regex(const std::string& pattern) {
       regex += pattern[i];
     }
   }
-  return regex;
+  return pattern.ends_with('*') ? regex : regex + "$";
 }
 
-Json RegexesOf(const ConversionPlan& plan, std::set<ResultEncoding> encodings) {
-  Json regexes = Json::array();
-  for (const std::string& pattern : PatternsOf(plan, std::move(encodings))) {
-    regexes.push_back(Regex(pattern));
+// What the tensors of a module need to be read: all that a group of compressed-tensors states.
+struct CtScheme {
+  ResultEncoding encoding = ResultEncoding::kNvfp4;
+  int64_t scale_rows = 0;
+  int64_t scale_columns = 0;
+
+  explicit CtScheme(const ResultModule& module)
+      : encoding(module.encoding),
+        scale_rows(module.scale_rows),
+        scale_columns(module.scale_columns) {}
+  friend auto operator<=>(const CtScheme&, const CtScheme&) = default;
+};
+
+const char* CtFormat(ResultEncoding encoding) {
+  return encoding == ResultEncoding::kNvfp4   ? "nvfp4-pack-quantized"
+         : encoding == ResultEncoding::kMxfp4 ? "mxfp4-pack-quantized"
+                                              : "float-quantized";
+}
+
+// How the elements share scales.
+Json CtStrategy(const CtScheme& scheme) {
+  if (scheme.encoding == ResultEncoding::kNvfp4) {
+    return {{"strategy", "tensor_group"}, {"group_size", 16}};
   }
-  return regexes;
+  if (scheme.encoding == ResultEncoding::kMxfp4) return {{"strategy", "group"}, {"group_size", 32}};
+  if (scheme.scale_rows == 0) return {{"strategy", "tensor"}};
+  if (scheme.scale_columns == 0) return {{"strategy", "channel"}};
+  if (scheme.scale_rows == 1) {
+    return {{"strategy", "group"}, {"group_size", scheme.scale_columns}};
+  }
+  return {{"strategy", "block"}, {"block_structure", {scheme.scale_rows, scheme.scale_columns}}};
 }
 
-Json CtGroup(const ConversionPlan& plan, ResultEncoding encoding, const char* format, Json weights,
-             Json activations) {
-  return {{"format", format},
-          {"targets", RegexesOf(plan, {encoding})},
-          {"weights", std::move(weights)},
-          {"input_activations", std::move(activations)},
-          {"output_activations", nullptr}};
+Json CtWeights(const CtScheme& scheme) {
+  Json weights = CtStrategy(scheme);
+  weights["num_bits"] = scheme.encoding == ResultEncoding::kFp8 ? 8 : 4;
+  weights["type"] = "float";
+  weights["symmetric"] = true;
+  weights["dynamic"] = false;
+  if (scheme.encoding == ResultEncoding::kNvfp4) weights["scale_dtype"] = "torch.float8_e4m3fn";
+  if (scheme.encoding == ResultEncoding::kMxfp4) weights["scale_dtype"] = "torch.uint8";
+  return weights;
+}
+
+Json CtActivations(const CtScheme& scheme, bool input_scales) {
+  if (scheme.encoding == ResultEncoding::kMxfp4) return nullptr;
+  Json activations = CtWeights(scheme);
+  if (scheme.encoding == ResultEncoding::kNvfp4) {
+    if (!input_scales) return nullptr;
+    activations["dynamic"] = "local";
+    return activations;
+  }
+  activations = {{"num_bits", 8}, {"type", "float"}, {"symmetric", true}};
+  activations["dynamic"] = !input_scales;
+  if (input_scales) {
+    activations["strategy"] = "tensor";
+  } else if (scheme.scale_columns > 0) {
+    activations["strategy"] = "group";
+    activations["group_size"] = scheme.scale_columns;
+  } else {
+    activations["strategy"] = "token";
+  }
+  return activations;
+}
+
+// Names rather than patterns but for experts: readers that rename modules rename these along.
+Json CtTargets(const ConversionPlan& plan, const CtScheme& scheme) {
+  Json targets = Json::array();
+  const auto experts = PatternsOf(plan, [&](const ResultModule& module) {
+    return module.routed_experts && CtScheme(module) == scheme;
+  });
+  for (const std::string& pattern : experts) targets.push_back(Regex(pattern));
+  for (const ResultModule& module : plan.modules) {
+    if (!module.routed_experts && CtScheme(module) == scheme) targets.push_back(module.name);
+  }
+  return targets;
 }
 
 Json CompressedTensorsSection(const ConversionPlan& plan) {
-  constexpr const char* kNvfp4Format = "nvfp4-pack-quantized";
-  const bool mixed = Holds(plan, ResultEncoding::kFp8);
-  Json weights = FloatGroups(4, 16);
-  weights["strategy"] = "tensor_group";
-  weights["symmetric"] = true;
-  weights["scale_dtype"] = "torch.float8_e4m3fn";
-  Json activations = nullptr;
-  if (HoldsInputScales(plan)) {
-    activations = weights;
-    activations["dynamic"] = "local";
+  std::map<CtScheme, bool> schemes;  // whether there are input scales
+  for (const ResultModule& module : plan.modules) {
+    if (module.encoding != ResultEncoding::kPlain) {
+      schemes[CtScheme(module)] |= module.has_input_scale;
+    }
   }
-  Json groups = {
-      {"group_0", CtGroup(plan, ResultEncoding::kNvfp4, kNvfp4Format, weights, activations)}};
-  if (mixed) {
-    groups["group_1"] = CtGroup(plan, ResultEncoding::kFp8, "float-quantized",
-                                {{"num_bits", 8},
-                                 {"type", "float"},
-                                 {"strategy", "block"},
-                                 {"block_structure", {128, 128}},
-                                 {"symmetric", true},
-                                 {"dynamic", false}},
-                                {{"num_bits", 8},
-                                 {"type", "float"},
-                                 {"strategy", "group"},
-                                 {"group_size", 128},
-                                 {"symmetric", true},
-                                 {"dynamic", true}});
+  Json groups = Json::object();
+  for (const auto& [scheme, input_scales] : schemes) {
+    groups[fmt::format("group_{}", groups.size())] = {
+        {"format", CtFormat(scheme.encoding)},
+        {"targets", CtTargets(plan, scheme)},
+        {"weights", CtWeights(scheme)},
+        {"input_activations", CtActivations(scheme, input_scales)},
+        {"output_activations", nullptr}};
   }
+  Json ignore = Json::array();
+  for (const std::string& pattern : PatternsOf(plan, [](const ResultModule& module) {
+         return module.encoding == ResultEncoding::kPlain;
+       })) {
+    ignore.push_back(Regex(pattern));
+  }
+  const bool mixed = groups.size() > 1;
   return {{"quant_method", "compressed-tensors"},
-          {"format", mixed ? "mixed-precision" : kNvfp4Format},
+          {"format", mixed ? "mixed-precision" : CtFormat(schemes.begin()->first.encoding)},
           {"quantization_status", "compressed"},
           {"kv_cache_scheme", nullptr},
           {"config_groups", groups},
-          {"ignore", RegexesOf(plan, {ResultEncoding::kPlain, ResultEncoding::kMxfp4})}};
+          {"ignore", ignore}};
 }
 
 }  // namespace

@@ -41,7 +41,7 @@ Json RequestOf(const ModelCheckpoint& model, const ConvertOptions& options) {
   add(directory / "config.json");
   for (const auto& file : model.checkpoint().files()) add(file->path());
   std::error_code error;
-  return {{"state_version", 1},
+  return {{"state_version", 2},
           {"format", TargetFormatName(options.format)},
           {"scope", ConvertScopeName(options.scope)},
           {"four_over_six", options.four_over_six},

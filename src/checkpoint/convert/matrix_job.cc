@@ -36,6 +36,10 @@ WeightMatrix AsWeight(const Nvfp4View& matrix) {
   return weight;
 }
 
+int64_t RowsPerPiece(int64_t columns) {
+  return std::max<int64_t>(1, kElementsPerPiece / std::max<int64_t>(1, columns));
+}
+
 // Calls body(first_row, FloatRows) over the matrix: unquantized formats as they lie in the file,
 // others decoded piece by piece. body returns Status.
 template <class Body>
@@ -46,8 +50,7 @@ Status ForEachPiece(const WeightMatrix& weight, const Body& body) {
   if (weight.format == WeightFormat::kBf16) return as_it_is(DType::kBf16);
   if (weight.format == WeightFormat::kF16) return as_it_is(DType::kF16);
   if (weight.format == WeightFormat::kF32) return as_it_is(DType::kF32);
-  const int64_t piece =
-      std::max<int64_t>(1, kElementsPerPiece / std::max<int64_t>(1, weight.columns));
+  const int64_t piece = RowsPerPiece(weight.columns);
   std::vector<float> values(static_cast<size_t>(piece * weight.columns));
   for (int64_t begin = 0; begin < weight.rows; begin += piece) {
     const int64_t count = std::min(piece, weight.rows - begin);
@@ -129,6 +132,7 @@ class MatrixConverter {
       case ConvertAction::kRewrap:
         return Rewrap(plan, weight, report);
       case ConvertAction::kDequantize:
+      case ConvertAction::kFuse:
         return Dequantize(plan, weight, report);
     }
     return {};
@@ -249,24 +253,28 @@ class MatrixConverter {
 
   Status Dequantize(const MatrixPlan& plan, const StoredWeight& weight, MatrixReport* report) {
     HB_RETURN_IF_ERROR(weight.CheckScales());
+    std::vector<float> values(static_cast<size_t>(plan.columns));
     std::vector<Bf16> rounded;
     report->bytes = plan.rows * plan.columns * int64_t{sizeof(Bf16)};
-    return ForEachPiece(weight.matrix, [&](int64_t begin, const FloatRows& piece) -> Status {
-      const auto* values = reinterpret_cast<const float*>(piece.data);
-      const int64_t count = piece.rows * piece.k;
-      rounded.resize(static_cast<size_t>(count));
-      for (int64_t r = 0; r < piece.rows; ++r) {
-        HB_RETURN_IF_ERROR(RefuseNonFinite(values + r * piece.k, begin + r, piece.k, weight.name));
+    const int64_t piece = RowsPerPiece(plan.columns);
+    for (int64_t begin = 0; begin < plan.rows; begin += piece) {
+      rounded.clear();
+      for (int64_t r = begin; r < std::min(begin + piece, plan.rows); ++r) {
+        DequantizeRow(weight.matrix, r, values.data());
+        HB_RETURN_IF_ERROR(RefuseNonFinite(values.data(), r, plan.columns, weight.name));
+        for (int64_t c = 0; c < plan.columns; ++c) {
+          const float exact = values[static_cast<size_t>(c)];
+          rounded.push_back(ToBf16(exact));
+          const float value = ToFloat(rounded.back());
+          report->error.Add(r * plan.columns + c, value, exact);
+          report->differing += value != exact;
+        }
       }
-      for (int64_t i = 0; i < count; ++i) {
-        const Bf16 value = ToBf16(values[i]);
-        rounded[static_cast<size_t>(i)] = value;
-        report->error.Add(begin * piece.k + i, ToFloat(value), values[i]);
-        report->differing += ToFloat(value) != values[i];
-      }
-      return writer_.Write(plan.first_output, begin * piece.k * int64_t{sizeof(Bf16)},
-                           std::as_bytes(std::span(rounded)));
-    });
+      HB_RETURN_IF_ERROR(writer_.Write(
+          plan.first_output, plan.output_offset + begin * plan.columns * int64_t{sizeof(Bf16)},
+          std::as_bytes(std::span(rounded))));
+    }
+    return {};
   }
 
   const ModelCheckpoint& model_;
@@ -291,9 +299,18 @@ Result<std::vector<MatrixReport>> ConvertMatrices(const ModelCheckpoint& model,
 
 Status CopyTensor(const CopyJob& job, SafetensorsWriter& writer) {
   const std::span<const std::byte> bytes = job.source->View().bytes;
+  std::vector<float> scales;
   for (size_t begin = 0; begin < bytes.size(); begin += kBytesPerPiece) {
     const auto piece = bytes.subspan(begin, std::min(kBytesPerPiece, bytes.size() - begin));
-    HB_RETURN_IF_ERROR(writer.Write(job.output, static_cast<int64_t>(begin), piece));
+    if (job.e8m0_to_f32) {
+      scales.clear();
+      for (const std::byte scale : piece)
+        scales.push_back(E8m0ToFloat(static_cast<uint8_t>(scale)));
+      HB_RETURN_IF_ERROR(writer.Write(job.output, static_cast<int64_t>(begin * sizeof(float)),
+                                      std::as_bytes(std::span(scales))));
+    } else {
+      HB_RETURN_IF_ERROR(writer.Write(job.output, static_cast<int64_t>(begin), piece));
+    }
     job.source->file->DropPages(piece);
   }
   return {};

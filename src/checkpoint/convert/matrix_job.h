@@ -20,7 +20,7 @@ Result<std::vector<MatrixReport>> ConvertMatrices(const ModelCheckpoint& model,
                                                   const MatrixJob& job, TargetFormat format,
                                                   Nvfp4Rule rule, SafetensorsWriter& writer);
 
-// Byte for byte, piece by piece.
+// Piece by piece: byte for byte, or scales as the plan says.
 Status CopyTensor(const CopyJob& job, SafetensorsWriter& writer);
 
 }  // namespace halfbyte

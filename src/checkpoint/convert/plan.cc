@@ -4,6 +4,7 @@
 #include <map>
 #include <optional>
 #include <string_view>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
@@ -86,6 +87,20 @@ ModuleKey ScaleGroupOf(ModuleKey key) {
   return key;
 }
 
+ModuleKey FusedExpertsOf(ModuleKey key) {
+  key.module = key.module == Module::kExpertDown ? Module::kExpertDown : Module::kExpertGateUp;
+  key.expert = kNoExpert;
+  return key;
+}
+
+// What shares a scale of an FP8 matrix, 0 for all.
+int64_t Fp8ScaleRows(const StoredWeight& weight) {
+  return weight.format == StoredFormat::kFp8Tensor ? 0 : weight.matrix.scale_block_rows;
+}
+int64_t Fp8ScaleColumns(const StoredWeight& weight) {
+  return weight.format == StoredFormat::kFp8Block ? weight.matrix.scale_block_columns : 0;
+}
+
 class Planner {
  public:
   Planner(const ModelCheckpoint& model, TargetFormat format, ConvertScope scope)
@@ -109,7 +124,7 @@ class Planner {
       return MakeError("{}: nothing to convert to {}: {}", model_.checkpoint().directory().string(),
                        TargetFormatName(plan_.format),
                        plan_.format == TargetFormat::kBf16
-                           ? "no tensor is quantized"
+                           ? "no tensor is quantized, and no expert is to be fused"
                            : "every matrix of the scope has that format or cannot have it");
     }
     AddCopies();
@@ -164,40 +179,85 @@ class Planner {
   // Whether the matrix changes.
   Result<bool> Consider(const ModuleKey& key, const CheckpointTensor& main) {
     HB_ASSIGN_OR_RETURN(const StoredWeight weight, model_.FindWeight(key));
-    const std::optional<ConvertAction> action = ActionFor(key, weight, main.info->dtype);
-    const NamingStyle style = ParseTensorName(main.name())->style;
+    const TensorName stored = *ParseTensorName(main.name());
+    const std::optional<ConvertAction> action = ActionFor(stored, weight, main.info->dtype);
     const bool keeps_input_scale =
         weight.input_scale.has_value() && plan_.format != TargetFormat::kBf16;
     // A projection that stays among converted ones is named by itself.
     const bool alone = !action && weight.matrix.columns % kNvfp4Block != 0;
     const bool experts = IsRoutedExpert(key.module) && !alone;
-    plan_.modules.insert({ModuleNameOf(main.name(), experts),
-                          action ? EncodingOf(plan_.format) : EncodingOf(weight.format), experts,
-                          keeps_input_scale});
-    if (!action) return false;
+    ResultModule module{ModuleNameOf(main.name(), experts),
+                        action ? EncodingOf(plan_.format) : EncodingOf(weight.format), experts,
+                        keeps_input_scale};
+    if (module.encoding == ResultEncoding::kFp8) {
+      module.scale_rows = Fp8ScaleRows(weight);
+      module.scale_columns = Fp8ScaleColumns(weight);
+    }
+    plan_.modules.insert(std::move(module));
+    if (!action) {
+      if (plan_.format == TargetFormat::kCtNvfp4) RestateForCompressedTensors(stored, weight);
+      return false;
+    }
     Candidate candidate;
     candidate.action = *action;
-    candidate.matrix = {key,
-                        "",
-                        style,
-                        weight.format,
-                        weight.matrix.rows,
-                        weight.matrix.columns,
-                        weight.matrix.bytes(),
-                        keeps_input_scale,
-                        0};
+    candidate.matrix.key = key;
+    candidate.matrix.style = stored.style;
+    candidate.matrix.from = weight.format;
+    candidate.matrix.rows = weight.matrix.rows;
+    candidate.matrix.columns = weight.matrix.columns;
+    candidate.matrix.source_bytes = weight.matrix.bytes();
+    candidate.matrix.has_input_scale = keeps_input_scale;
     candidate.file = weight.data_file;
     candidate.offset = main.info->offset + (weight.matrix.data - main.View().bytes.data());
-    groups_[ScaleGroupOf(key)].push_back(std::move(candidate));
+    if (plan_.format != TargetFormat::kBf16) {
+      groups_[ScaleGroupOf(key)].push_back(std::move(candidate));
+      return true;
+    }
+    if (BecomesFused(stored)) {  // where its first expert lies
+      candidate.file = home_.try_emplace(FusedExpertsOf(key), candidate.file).first->second;
+    }
+    groups_[key].push_back(std::move(candidate));
     return true;
   }
 
+  // transformers has no names for single experts but the official ones.
+  bool BecomesFused(const TensorName& stored) const {
+    return plan_.format == TargetFormat::kBf16 && stored.key.expert != kNoExpert &&
+           !HasOfficialNames(stored.style);
+  }
+
+  // What stays quantized under the names of compressed-tensors; no value changes.
+  void RestateForCompressedTensors(const TensorName& stored, const StoredWeight& weight) {
+    const ModuleTensors& tensors = model_.modules().at(stored.key);
+    const bool fp8 = weight.matrix.format == WeightFormat::kFp8;
+    if (!fp8 && weight.format != StoredFormat::kDeepSeekMxfp4) return;
+    const auto name = [&](Part part) { return *FormatTensorName(stored.key, part, stored.style); };
+    if (!fp8) {
+      const CheckpointTensor& codes = *tensors.Main();
+      const Shape packed = {weight.matrix.rows, weight.matrix.columns / 2};
+      restated_[codes.info] = {name(Part::kWeightPacked), DType::kU8, packed};
+    }
+    for (const Part part : {Part::kScale, Part::kWeightScale, Part::kWeightScaleInv}) {
+      const CheckpointTensor* scales = tensors.Get(part);
+      if (scales == nullptr) continue;
+      TensorSpec spec{name(Part::kWeightScale), DType::kU8, scales->info->shape};
+      if (fp8) {
+        spec.dtype =
+            weight.matrix.scale_dtype == DType::kF8E8m0 ? DType::kF32 : weight.matrix.scale_dtype;
+        if (weight.format == StoredFormat::kFp8Tensor) spec.shape = {1};
+        if (weight.format == StoredFormat::kFp8Channel) spec.shape = {weight.matrix.rows, 1};
+      }
+      restated_[scales->info] = std::move(spec);
+    }
+  }
+
   // Nothing if the matrix stays as it is.
-  std::optional<ConvertAction> ActionFor(const ModuleKey& key, const StoredWeight& weight,
+  std::optional<ConvertAction> ActionFor(const TensorName& stored, const StoredWeight& weight,
                                          DType codes) {
     if (plan_.format == TargetFormat::kBf16) {
-      if (!IsQuantized(weight.format)) return std::nullopt;
-      return ConvertAction::kDequantize;
+      if (IsQuantized(weight.format)) return ConvertAction::kDequantize;
+      if (BecomesFused(stored)) return ConvertAction::kFuse;
+      return std::nullopt;
     }
     if (IsNvfp4(weight.format)) {
       const bool is_ct = weight.format == StoredFormat::kCtNvfp4;
@@ -205,7 +265,7 @@ class Planner {
       if (same && codes == DType::kU8) return std::nullopt;
       return ConvertAction::kRewrap;
     }
-    if (!InScope(key)) return std::nullopt;
+    if (!InScope(stored.key)) return std::nullopt;
     if (IsMxfp4(weight.format)) return ConvertAction::kLossless;
     if (weight.matrix.columns % kNvfp4Block != 0) {
       plan_.kept.push_back({weight.name, fmt::format("{} columns are no multiple of {}",
@@ -255,22 +315,54 @@ class Planner {
     for (ShardPlan& shard : plan_.shards) {
       for (CopyJob& copy : shard.copies) {
         copy.output = shard.outputs.size();
-        shard.outputs.push_back(TensorSpec::Of(*copy.source->info));
+        shard.outputs.push_back(CopyOf(*copy.source));
+        copy.e8m0_to_f32 =
+            shard.outputs.back().dtype == DType::kF32 && copy.source->info->dtype != DType::kF32;
       }
       std::stable_sort(
           shard.matrices.begin(), shard.matrices.end(),
           [](const MatrixJob& a, const MatrixJob& b) { return a.source_offset < b.source_offset; });
       for (MatrixJob& job : shard.matrices) {
-        for (MatrixPlan& matrix : job.matrices) {
-          matrix.first_output = shard.outputs.size();
-          for (TensorSpec& output : OutputsOf(matrix, plan_.format)) {
-            shard.outputs.push_back(std::move(output));
-          }
-          matrix.name = shard.outputs[matrix.first_output].name;
-        }
+        for (MatrixPlan& matrix : job.matrices) LayOut(matrix, shard);
       }
     }
     std::erase_if(plan_.shards, [](const ShardPlan& shard) { return shard.outputs.empty(); });
+  }
+
+  // Of a tensor that stays: its name and type may be another tool's.
+  TensorSpec CopyOf(const CheckpointTensor& source) const {
+    if (const auto it = restated_.find(source.info); it != restated_.end()) return it->second;
+    TensorSpec spec = TensorSpec::Of(*source.info);
+    const std::optional<TensorName> name = ParseTensorName(spec.name);
+    if (!name) return spec;
+    const auto usual = FormatTensorName(name->key, name->part, name->style);
+    if (usual) spec.name = *usual;
+    return spec;
+  }
+
+  void LayOut(MatrixPlan& matrix, ShardPlan& shard) {
+    matrix.first_output = shard.outputs.size();
+    const ModuleKey fused = FusedExpertsOf(matrix.key);
+    const auto home = home_.find(fused);
+    if (matrix.key.expert == kNoExpert || home == home_.end()) {
+      for (TensorSpec& output : OutputsOf(matrix, plan_.format)) {
+        shard.outputs.push_back(std::move(output));
+      }
+      matrix.name = shard.outputs[matrix.first_output].name;
+      return;
+    }
+    const auto [place, first] = fused_output_.try_emplace(fused, matrix.first_output);
+    matrix.first_output = place->second;
+    if (first) {
+      shard.outputs.push_back({*FormatTensorName(fused, Part::kWeight, matrix.style), DType::kBf16,
+                               *ExpectedShape(model_.config(), fused)});
+    }
+    const Shape& shape = shard.outputs[matrix.first_output].shape;  // [experts, rows, columns]
+    const int64_t row = matrix.key.module == Module::kExpertUp ? matrix.rows : 0;
+    matrix.output_offset =
+        (matrix.key.expert * shape[1] + row) * shape[2] * DTypeSize(DType::kBf16);
+    matrix.name = fmt::format("{}[{}, {}:{}]", shard.outputs[matrix.first_output].name,
+                              matrix.key.expert, row, row + matrix.rows);
   }
 
   // A leftover tensor may already have the name of a new one.
@@ -293,6 +385,9 @@ class Planner {
   std::map<const SafetensorsFile*, size_t> shard_of_;
   std::map<ModuleKey, std::vector<Candidate>> groups_;
   std::unordered_set<const TensorInfo*> consumed_;  // source tensors that do not appear as they are
+  std::unordered_map<const TensorInfo*, TensorSpec> restated_;  // copies under another name or type
+  std::map<ModuleKey, const SafetensorsFile*> home_;            // of experts that become fused
+  std::map<ModuleKey, size_t> fused_output_;                    // in the shard of that file
 };
 
 }  // namespace
@@ -323,6 +418,8 @@ const char* ConvertActionName(ConvertAction action) {
       return "rewrapped";
     case ConvertAction::kDequantize:
       return "dequantized";
+    case ConvertAction::kFuse:
+      return "fused";
   }
   return "?";
 }

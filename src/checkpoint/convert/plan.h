@@ -4,8 +4,11 @@
 //
 // To nvfp4 / nvfp4-ct: the routed experts of the main layers (and, if asked, the shared ones) are
 // quantized; tensors that are NVFP4 in the other convention are rewrapped wherever they stand.
-// To bf16: every quantized matrix of the checkpoint is dequantized, draft stages included.
-// Everything else is copied byte for byte under its own name.
+// To bf16: every quantized matrix of the checkpoint is dequantized, draft stages included. Experts
+// with Hugging Face names become one tensor of a layer, which is how transformers reads them.
+// Everything else is copied. Tensors keep the naming style of the source; a name that only some
+// tool writes becomes the style's own. In an nvfp4-ct result, what stays FP8 or MXFP4 gets the
+// names and scale types of compressed-tensors, since config.json can name one convention only.
 #pragma once
 
 #include <compare>
@@ -35,16 +38,21 @@ enum class ConvertAction : uint8_t {
   kLossless,    // MXFP4: codes stay, scales are rewritten as NVFP4 (nvfp4.md §4.1)
   kRewrap,      // NVFP4: codes and block scales stay, global scales change convention
   kDequantize,  // decode, round to BF16
+  kFuse,        // unquantized expert: rounded to BF16 if it isn't, into the tensor of all experts
 };
-inline constexpr int kConvertActions = static_cast<int>(ConvertAction::kDequantize) + 1;
+inline constexpr int kConvertActions = static_cast<int>(ConvertAction::kFuse) + 1;
 
+constexpr bool MakesNvfp4(ConvertAction action) {
+  return action != ConvertAction::kDequantize && action != ConvertAction::kFuse;
+}
 const char* ConvertActionName(ConvertAction action);  // "quantized", "lossless", ...
 
 // One matrix of the result. Its tensors stand one after the other in ShardPlan::outputs from
 // `first_output`: kBf16 [weight]; NVFP4 [codes, block scales, global scale, input scale if any].
+// Experts that are fused share one tensor, each at an offset.
 struct MatrixPlan {
   ModuleKey key;     // experts one by one, whether or not the source has them fused
-  std::string name;  // of the result's tensor with the elements
+  std::string name;  // of the result's tensor with the elements, or of its part
   NamingStyle style = NamingStyle::kOfficial;
   StoredFormat from = StoredFormat::kF32;
   int64_t rows = 0;
@@ -52,6 +60,7 @@ struct MatrixPlan {
   int64_t source_bytes = 0;
   bool has_input_scale = false;
   size_t first_output = 0;
+  int64_t output_offset = 0;  // bytes, within the tensor
 };
 
 // Matrices that one thread converts together: gate and up of an expert, or a single matrix.
@@ -67,6 +76,7 @@ struct MatrixJob {
 struct CopyJob {
   const CheckpointTensor* source = nullptr;  // the checkpoint's
   size_t output = 0;                         // in ShardPlan::outputs
+  bool e8m0_to_f32 = false;                  // scales; otherwise the bytes stay
 };
 
 struct ShardPlan {
@@ -86,6 +96,9 @@ struct ResultModule {
   ResultEncoding encoding = ResultEncoding::kPlain;
   bool routed_experts = false;
   bool has_input_scale = false;
+  // What shares a scale in kFp8: rows x columns, 0 standing for all of them.
+  int64_t scale_rows = 0;
+  int64_t scale_columns = 0;
 
   friend auto operator<=>(const ResultModule&, const ResultModule&) = default;
 };

@@ -32,7 +32,7 @@ Json ToJson(const MatrixReport& matrix) {
   json["worst"] = {{"index", error.worst_index},
                    {"value", Finite(error.worst_value)},
                    {"reference", Finite(error.worst_reference)}};
-  if (matrix.action == ConvertAction::kDequantize) return json;
+  if (!MakesNvfp4(matrix.action)) return json;
   json["global_scale"] = matrix.global_scale;
   json["same_global_scale"] = matrix.same_global_scale;
   json["blocks"] = {{"count", matrix.blocks.blocks},
@@ -76,7 +76,7 @@ MatrixReport ParseMatrix(const Json& json) {
   matrix.error.worst_value = static_cast<float>(InfiniteIfNull(json.at("worst").at("value")));
   matrix.error.worst_reference =
       static_cast<float>(InfiniteIfNull(json.at("worst").at("reference")));
-  if (matrix.action == ConvertAction::kDequantize) return matrix;
+  if (!MakesNvfp4(matrix.action)) return matrix;
   matrix.global_scale = json.at("global_scale").get<float>();
   matrix.same_global_scale = json.at("same_global_scale").get<bool>();
   const Json& blocks = json.at("blocks");
@@ -217,6 +217,7 @@ std::string ToText(ConvertAction action, const ActionTotals& totals) {
   switch (action) {
     case ConvertAction::kQuantize:
     case ConvertAction::kDequantize:
+    case ConvertAction::kFuse:
       return text + QuantizedText(totals);
     case ConvertAction::kLossless:
       return text + LosslessText(totals);
