@@ -9,6 +9,8 @@ import pytest
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
+from checkpoints import as_released, small_model, with_official_names  # noqa: E402
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -30,3 +32,37 @@ def halfbyte():
 @pytest.fixture(scope="session")
 def bundled_model():
     return ROOT / "models" / "tiny-v4-nvfp4"
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory):
+    """What save_pretrained() writes by default of a model that has no files yet."""
+    folder = tmp_path_factory.mktemp("saved") / "model"
+    small_model().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def official(saved, tmp_path_factory):
+    return with_official_names(saved, tmp_path_factory.mktemp("official") / "model")
+
+
+@pytest.fixture(scope="session")
+def released(official, tmp_path_factory):
+    return as_released(official, tmp_path_factory.mktemp("released") / "model")
+
+
+@pytest.fixture(scope="session")
+def converted(halfbyte, tmp_path_factory):
+    """converted(SRC, FORMAT, ...) is SRC in that format, made once."""
+    made = {}
+
+    def convert(source, *formats):
+        for form in formats:
+            if (source, form) not in made:
+                made[source, form] = tmp_path_factory.mktemp(form) / "model"
+                halfbyte("convert", source, made[source, form], "--format", form)
+            source = made[source, form]
+        return source
+
+    return convert
