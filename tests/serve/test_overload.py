@@ -14,8 +14,9 @@ def stream_raw(server, body):
     """A socket that has sent a request."""
     connection = socket.create_connection(("127.0.0.1", server.port))
     text = json.dumps(body).encode()
-    connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json"
-                       b"\r\nContent-Length: %d\r\n\r\n" % len(text) + text)
+    connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+                       b"Content-Type: application/json\r\n"
+                       b"Content-Length: %d\r\n\r\n" % len(text) + text)
     return connection
 
 

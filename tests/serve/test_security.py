@@ -53,7 +53,8 @@ def test_the_log_names_who_brought_a_wrong_key_and_a_right_one_is_not_locked_out
         for _ in range(12):  # the last ones are answered late
             assert server.request("/v1/models", headers={"x-api-key": "wrong"})[0] == 401
         assert server.request("/v1/models", headers={"x-api-key": "right"})[0] == 200
-        lines = re.findall(r"key refused: .* client=127\.0\.0\.1:\d+ .*key=wrong", server.log_text())
+        lines = re.findall(r"key refused: .* client=127\.0\.0\.1:\d+ .*key=wrong",
+                           server.log_text())
         assert 10 <= len(lines) <= 12
         metrics = server.request("/metrics", headers={"x-api-key": "right"})[2]
         assert 'reason="wrong"} 12' in metrics
