@@ -10,6 +10,7 @@ find_package(Boost 1.81 REQUIRED)
 find_package(tomlplusplus REQUIRED)
 find_package(prometheus-cpp REQUIRED)
 find_package(OpenSSL REQUIRED COMPONENTS Crypto)
+find_package(ICU REQUIRED COMPONENTS uc)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
 # Optional: experts over several processes (src/comm/). Our own C++ calls the C interface.

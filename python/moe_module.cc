@@ -27,13 +27,17 @@ using WriteRows = nb::ndarray<nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 template <class T, int kDimensions>
 using Array = nb::ndarray<T, nb::ndim<kDimensions>, nb::c_contig, nb::device::cpu>;
 
-// ValueError for what the caller can mend.
+// ValueError for what the caller can mend, MemoryError; RuntimeError for the rest.
 template <class Body>
 auto Translated(const Body& body) {
   try {
     return body();
   } catch (const moe::Error& error) {
     if (error.code() == HALFBYTE_MOE_BAD_INPUT) throw nb::value_error(error.what());
+    if (error.code() == HALFBYTE_MOE_OUT_OF_MEMORY) {
+      PyErr_SetString(PyExc_MemoryError, error.what());
+      throw nb::python_error();
+    }
     throw;
   }
 }

@@ -11,7 +11,7 @@ set -euo pipefail
 build_packages=(
   g++ cmake ninja-build ccache pkgconf git python3
   libfmt-dev libspdlog-dev nlohmann-json3-dev libsimdjson-dev libcli11-dev libexpected-dev
-  libpcre2-dev libssl-dev libboost1.81-dev libtomlplusplus-dev prometheus-cpp-dev
+  libpcre2-dev libicu-dev libssl-dev libboost1.81-dev libtomlplusplus-dev prometheus-cpp-dev
   libgtest-dev librapidcheck-dev libbenchmark-dev)
 develop_packages=(
   clang-16 libclang-rt-16-dev clang-format-16 libopenmpi-dev openmpi-bin valgrind

@@ -49,7 +49,9 @@
 // (SOVERSION) rises when something old stops working.
 //   2: activation_scales_file in options; router groups in weights
 //   3: GPUs: device in options and info, stream in the arguments of run and route
-#define HALFBYTE_MOE_ABI_VERSION 3
+//   4: HALFBYTE_MOE_DEVICE_FAILED; memory of a GPU that does not suffice is
+//      HALFBYTE_MOE_OUT_OF_MEMORY; both were HALFBYTE_MOE_BAD_INPUT
+#define HALFBYTE_MOE_ABI_VERSION 4
 
 #if defined(__GNUC__)
 #define HALFBYTE_MOE_API __attribute__((visibility("default")))
@@ -74,11 +76,17 @@ extern "C" {
 // What the functions return.
 enum {
   HALFBYTE_MOE_OK = 0,
-  HALFBYTE_MOE_BAD_INPUT = 1,  // an argument, a checkpoint, or a GPU that cannot do it (its kind,
-                               // its memory, its driver); the text says which and why
-  HALFBYTE_MOE_BUSY = 2,       // another call is using the workspace
-  HALFBYTE_MOE_OUT_OF_MEMORY = 3,
-  HALFBYTE_MOE_INTERNAL = 4  // a fault of the library
+  HALFBYTE_MOE_BAD_INPUT = 1,      // an argument, a checkpoint, or a GPU that is not there or of
+                                   // another kind; the text says which and why
+  HALFBYTE_MOE_BUSY = 2,           // another call is using the workspace
+  HALFBYTE_MOE_OUT_OF_MEMORY = 3,  // of this machine, or of the GPU; the text has the numbers
+  HALFBYTE_MOE_INTERNAL = 4,       // a fault of the library
+  // Since version 4. The GPU or its driver failed, in this call or in work begun before it by
+  // anybody in this process (a kernel's fault comes out of a later call): no argument's fault.
+  // After a kernel was killed nothing works on a GPU until the process is started again; with
+  // HALFBYTE_CUDA_CHECK=1 in the environment the call that launches the kernel waits for it and
+  // names it.
+  HALFBYTE_MOE_DEVICE_FAILED = 5
 };
 
 // HALFBYTE_MOE_ABI_VERSION of the library that is running.

@@ -14,11 +14,13 @@
 #include <thread>
 #include <vector>
 
+#include "base/available_memory.h"
 #include "base/cgroup.h"
 #include "base/file.h"
 #include "base/file_watch.h"
 #include "base/json.h"
 #include "base/mapped_file.h"
+#include "base/memory_plan.h"
 #include "base/memory_usage.h"
 #include "base/nearest_name.h"
 #include "base/output_file.h"
@@ -136,6 +138,7 @@ class CgroupFolder {
     ASSERT_TRUE(WriteFileAtomically(path_ / name, text));
   }
   CgroupLimits Read() const { return ReadCgroupLimits(path_ / "mount", path_ / "membership"); }
+  AvailableMemory ReadAvailable() const { return ReadAvailableMemory(path_, path_ / "mount"); }
 
  private:
   fs::path path_;
@@ -151,7 +154,7 @@ TEST(Cgroup, NothingThereMeansNoLimit) {
   folder.Write("mount/cpu/a/cpu.cfs_period_us", "100000\n");
   folder.Write("mount/memory/a/memory.limit_in_bytes", "9223372036854771712\n");
   EXPECT_FALSE(folder.Read().processors);
-  EXPECT_FALSE(folder.Read().memory_bytes);
+  EXPECT_FALSE(folder.Read().memory);
 }
 
 TEST(Cgroup, TheTightestGroupOnTheWayUpCounts) {
@@ -162,7 +165,7 @@ TEST(Cgroup, TheTightestGroupOnTheWayUpCounts) {
   folder.Write("mount/cpu.max", "max 100000\n");
   folder.Write("mount/a/b/memory.max", "4096\n");
   EXPECT_EQ(folder.Read().processors, 1.5);
-  EXPECT_EQ(folder.Read().memory_bytes, 4096);
+  EXPECT_EQ(folder.Read().memory->free_bytes, 4096);
 }
 
 TEST(Cgroup, AContainersOwnGroupIsAtTheRoot) {
@@ -179,10 +182,76 @@ TEST(Cgroup, VersionOneIsUnderstood) {
   folder.Write("mount/cpu/a/cpu.cfs_period_us", "100000\n");
   folder.Write("mount/memory/a/memory.limit_in_bytes", "1048576\n");
   EXPECT_EQ(folder.Read().processors, 2.5);
-  EXPECT_EQ(folder.Read().memory_bytes, 1048576);
+  EXPECT_EQ(folder.Read().memory->free_bytes, 1048576);
 }
 
-TEST(MemoryUsage, SomethingIsAvailable) { EXPECT_GT(AvailableMemoryBytes().value_or(0), 0); }
+TEST(Cgroup, PagesOfFilesAreFreeAndTheFullestGroupCounts) {
+  const CgroupFolder folder;
+  folder.Write("membership", "0::/a/b\n");
+  folder.Write("mount/a/b/memory.max", "10000\n");
+  folder.Write("mount/a/b/memory.current", "7000\n");
+  folder.Write("mount/a/b/memory.stat", "anon 2500\nactive_file 4000\ninactive_file 500\n");
+  EXPECT_EQ(folder.Read().memory->free_bytes, 7500);
+  folder.Write("mount/a/memory.max", "max\n");
+  folder.Write("mount/a/memory.high", "20000\n");
+  folder.Write("mount/a/memory.current", "15000\n");
+  EXPECT_EQ(folder.Read().memory->free_bytes, 5000);
+  EXPECT_EQ(folder.Read().memory->limit_bytes, 20000);
+  folder.Write("mount/a/memory.current", "25000\n");
+  EXPECT_EQ(folder.Read().memory->free_bytes, 0);
+  folder.Write("membership", "5:memory:/a/b\n");
+  folder.Write("mount/memory/a/b/memory.limit_in_bytes", "10000\n");
+  folder.Write("mount/memory/a/b/memory.usage_in_bytes", "7000\n");
+  folder.Write("mount/memory/a/b/memory.stat",
+               "active_file 1\ntotal_active_file 1000\ntotal_inactive_file 2000\n");
+  EXPECT_EQ(folder.Read().memory->free_bytes, 6000);
+}
+
+TEST(AvailableMemory, IsWhatTheTightestBoundLeaves) {
+  const CgroupFolder folder;
+  EXPECT_GT(ReadAvailableMemory().resident->bytes, 0);
+  EXPECT_FALSE(folder.ReadAvailable().resident);  // nobody says anything
+  folder.Write("meminfo", "MemTotal: 100 kB\nMemAvailable:      8 kB\n");
+  EXPECT_EQ(folder.ReadAvailable().resident->bytes, 8192);
+  EXPECT_EQ(folder.ReadAvailable().resident->where, "on this machine");
+  folder.Write("sys/vm/overcommit_memory", "2\n");
+  folder.Write("meminfo", "MemAvailable: 8 kB\nCommitLimit: 20 kB\nCommitted_AS: 13 kB\n");
+  EXPECT_EQ(folder.ReadAvailable().resident->bytes, 7168);
+  folder.Write("self/cgroup", "0::/a\n");
+  folder.Write("mount/a/memory.max", "5000\n");
+  const AvailableMemory available = folder.ReadAvailable();
+  EXPECT_EQ(available.resident->bytes, 5000);
+  EXPECT_NE(available.resident->where.find("/mount/a (limit 5.00 kB)"), std::string::npos)
+      << available.resident->where;
+  EXPECT_EQ(available.ForEachOf(4).resident->bytes, 1250);
+}
+
+TEST(MemoryPlan, SaysWhatItNeedsOfWhatAndWhatThereIs) {
+  MemoryPlan plan;
+  plan.Add("packed weights", 3'000'000);
+  plan.Add("nothing", 0);
+  plan.Add("packed weights", 1'000'000);
+  plan.Add("KV cache", 500'000);
+  plan.AddMapped("checkpoint", 9'000'000);
+  EXPECT_EQ(plan.resident_bytes(), 4'500'000);
+  EXPECT_EQ(plan.Describe(),
+            "4.50 MB (packed weights 4.00 MB, KV cache 500.00 kB) and 9.00 MB of mapped files");
+  AvailableMemory available{.resident = MemoryBound{4'500'000, "on this machine"}, .addresses = {}};
+  EXPECT_TRUE(plan.Check(available, "DIR", "x"));
+  available.addresses = MemoryBound{13'499'999, "under RLIMIT_AS (ulimit -v)"};
+  const Status addresses = plan.Check(available, "DIR", "raise it");
+  ASSERT_FALSE(addresses);
+  EXPECT_EQ(addresses.error().kind, ErrorKind::kMemory);
+  EXPECT_EQ(addresses.error().message,
+            "DIR needs memory of 4.50 MB (packed weights 4.00 MB, KV cache 500.00 kB) and 9.00 MB "
+            "of mapped "
+            "files, but 13.50 MB are free under RLIMIT_AS (ulimit -v); raise it");
+  available = {.resident = MemoryBound{4'499'999, "here"}, .addresses = {}};
+  EXPECT_FALSE(plan.Check(available, "DIR", "x"));
+  EXPECT_TRUE(plan.Check({}, "DIR", "x"));  // the kernel does not say
+  plan.Add("KV cache", INT64_MAX);
+  EXPECT_EQ(plan.resident_bytes(), INT64_MAX);
+}
 
 TEST(Json, RefusesWhatALenientParserWouldSwallow) {
   for (const char* text : {"", "{", "{\"a\":1,\"a\":2}", "{} x", "[1,]", "\"\xff\"", "{a:1}"}) {

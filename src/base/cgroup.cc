@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <fstream>
+#include <initializer_list>
 #include <sstream>
 #include <string>
+#include <string_view>
+#include <utility>
 
 namespace halfbyte {
 namespace {
@@ -24,12 +27,37 @@ std::optional<double> ReadNumber(const fs::path& path, double* second = nullptr)
   return first;
 }
 
+// The sum of the fields of a file of lines "NAME NUMBER".
+int64_t SumFields(const fs::path& path, std::initializer_list<std::string_view> names) {
+  std::ifstream file(path);
+  int64_t sum = 0;
+  std::string name;
+  for (int64_t value = 0; file >> name >> value;) {
+    if (std::ranges::find(names, name) != names.end()) sum += value;
+  }
+  return sum;
+}
+
+void AddMemory(const fs::path& group, double limit, const fs::path& used, int64_t files,
+               CgroupLimits& limits) {
+  CgroupMemory memory{.group = group.string(), .limit_bytes = static_cast<int64_t>(limit)};
+  const auto needed = static_cast<int64_t>(ReadNumber(used).value_or(0)) - files;
+  memory.free_bytes = std::max<int64_t>(0, memory.limit_bytes - std::max<int64_t>(0, needed));
+  if (!limits.memory || memory.free_bytes < limits.memory->free_bytes) {
+    limits.memory = std::move(memory);
+  }
+}
+
 void ReadVersion2(const fs::path& group, CgroupLimits& limits) {
   double period = 0;
   const std::optional<double> quota = ReadNumber(group / "cpu.max", &period);
   if (quota && *quota > 0 && period > 0) Tighten(limits.processors, *quota / period);
-  if (const auto memory = ReadNumber(group / "memory.max")) {
-    Tighten(limits.memory_bytes, static_cast<int64_t>(*memory));
+  // Beyond memory.high a process is not killed, but held up until it hardly moves.
+  for (const char* name : {"memory.max", "memory.high"}) {
+    const std::optional<double> limit = ReadNumber(group / name);
+    if (!limit) continue;
+    AddMemory(group, *limit, group / "memory.current",
+              SumFields(group / "memory.stat", {"active_file", "inactive_file"}), limits);
   }
 }
 
@@ -42,7 +70,9 @@ void ReadVersion1Cpu(const fs::path& group, CgroupLimits& limits) {
 void ReadVersion1Memory(const fs::path& group, CgroupLimits& limits) {
   constexpr double kNoLimit = 0x1p62;
   const std::optional<double> bytes = ReadNumber(group / "memory.limit_in_bytes");
-  if (bytes && *bytes < kNoLimit) Tighten(limits.memory_bytes, static_cast<int64_t>(*bytes));
+  if (!bytes || *bytes >= kNoLimit) return;
+  AddMemory(group, *bytes, group / "memory.usage_in_bytes",
+            SumFields(group / "memory.stat", {"total_active_file", "total_inactive_file"}), limits);
 }
 
 // Calls read(folder) for the group and those around it. Inside a container the group's path may be

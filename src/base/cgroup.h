@@ -5,12 +5,21 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <string>
 
 namespace halfbyte {
 
+// What a group may still take. Pages of files are charged to it too, but the kernel drops them when
+// it needs their room, so they count as free.
+struct CgroupMemory {
+  std::string group;
+  int64_t limit_bytes = 0;
+  int64_t free_bytes = 0;
+};
+
 struct CgroupLimits {
-  std::optional<double> processors;     // CPU time per wall time
-  std::optional<int64_t> memory_bytes;  // of the whole group
+  std::optional<double> processors;    // CPU time per wall time
+  std::optional<CgroupMemory> memory;  // the group with the fewest free bytes
 };
 
 // `mount` is where the hierarchies are mounted, `membership` the file that names this process's

@@ -51,7 +51,8 @@ Result<MappedFile> MappedFile::Open(const std::filesystem::path& path) {
   const int error = errno;
   ::close(fd);
   if (data == MAP_FAILED) {
-    return MakeError("{}: cannot map {} bytes: {}", path.string(), size, std::strerror(error));
+    return MakeError(error == ENOMEM ? ErrorKind::kMemory : ErrorKind::kInput,
+                     "{}: cannot map {} bytes: {}", path.string(), size, std::strerror(error));
   }
   MappedFile file(path, static_cast<const std::byte*>(data), size);
   if (IsGitLfsPointer(file.bytes())) {

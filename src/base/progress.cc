@@ -32,6 +32,8 @@ std::string HumanQuantity(double amount, const std::string& unit) {
                      : fmt::format("{:.2f} {}{}", amount, kPrefixes[prefix], unit);
 }
 
+std::string HumanBytes(int64_t bytes) { return HumanQuantity(static_cast<double>(bytes), "B"); }
+
 double ProgressReport::share() const {
   return total > 0 ? std::clamp(double(done) / double(total), 0.0, 1.0) : 1.0;
 }

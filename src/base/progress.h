@@ -50,5 +50,7 @@ class Progress {
 
 // "159.61 GB", "24.97 M"
 std::string HumanQuantity(double amount, const std::string& unit);
+// "159.61 GB"
+std::string HumanBytes(int64_t bytes);
 
 }  // namespace halfbyte

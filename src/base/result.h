@@ -4,14 +4,23 @@
 
 #include <fmt/format.h>
 
+#include <cstdint>
 #include <string>
 #include <tl/expected.hpp>
 #include <utility>
 
 namespace halfbyte {
 
+// Whose fault it is, for callers that answer with a code.
+enum class ErrorKind : uint8_t {
+  kInput,   // what was given: a file, a flag, an argument, a request
+  kMemory,  // more memory is needed than there is, on the machine or on a GPU
+  kDevice,  // a GPU failed, in this call or in work that was begun before it
+};
+
 struct Error {
   std::string message;  // one sentence, without a trailing newline
+  ErrorKind kind = ErrorKind::kInput;
 };
 
 template <class T>
@@ -22,6 +31,11 @@ using Status = Result<void>;
 template <class... Args>
 tl::unexpected<Error> MakeError(fmt::format_string<Args...> format, Args&&... args) {
   return tl::unexpected<Error>(Error{fmt::format(format, std::forward<Args>(args)...)});
+}
+template <class... Args>
+tl::unexpected<Error> MakeError(ErrorKind kind, fmt::format_string<Args...> format,
+                                Args&&... args) {
+  return tl::unexpected<Error>(Error{fmt::format(format, std::forward<Args>(args)...), kind});
 }
 
 }  // namespace halfbyte

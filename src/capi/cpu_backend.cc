@@ -2,6 +2,7 @@
 #include <mutex>
 #include <span>
 
+#include "base/memory_plan.h"
 #include "base/thread_pool.h"
 #include "capi/moe_backend.h"
 #include "device/context.h"
@@ -74,6 +75,11 @@ class CpuBackend : public MoeBackend {
            2 * sizeof(float) * CpuWorkspace::Elements(limits);
   }
   Result<std::unique_ptr<Workspace>> CreateWorkspace(const MoeLimits& limits) const override {
+    MemoryPlan plan;
+    plan.Add(fmt::format("rows of {} tokens", limits.tokens),
+             static_cast<int64_t>(WorkspaceBytes(limits)));
+    HB_RETURN_IF_ERROR(plan.Check(ReadAvailableMemory(), "the workspace",
+                                  "give a smaller max_tokens, or more memory"));
     return std::make_unique<CpuWorkspace>(limits, threads_);
   }
   Result<int> Run(Workspace& workspace, const halfbyte_moe_run_arguments& run) const override;

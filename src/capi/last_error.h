@@ -19,12 +19,25 @@ int Fail(int code, std::string_view text);
 // Of this thread; "" before the first failure.
 const char* LastError();
 
-// body() returns Result<int>: a code, or an error in what the caller passed.
+// The code for an error of that kind.
+constexpr int CodeOf(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::kMemory:
+      return HALFBYTE_MOE_OUT_OF_MEMORY;
+    case ErrorKind::kDevice:
+      return HALFBYTE_MOE_DEVICE_FAILED;
+    case ErrorKind::kInput:
+      break;
+  }
+  return HALFBYTE_MOE_BAD_INPUT;
+}
+
+// body() returns Result<int>: a code, or an error.
 template <class Body>
 int Guarded(const Body& body) {
   try {
     const Result<int> code = body();
-    return code ? *code : Fail(HALFBYTE_MOE_BAD_INPUT, code.error().message);
+    return code ? *code : Fail(CodeOf(code.error().kind), code.error().message);
   } catch (const std::bad_alloc&) {
     return Fail(HALFBYTE_MOE_OUT_OF_MEMORY, "not enough memory");
   } catch (const std::length_error&) {

@@ -2,12 +2,15 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <halfbyte/moe.hpp>
 #include <optional>
 #include <thread>
 
 #include "capi/capi_test_layer.h"
+#include "device/cuda/faulty_kernel.h"
 #include "device/cuda/gpu_test.h"
 #include "moe/cuda/cuda_moe_test_layer.h"
 
@@ -201,9 +204,43 @@ TEST_F(MoeAbiCuda, RefusesLayersAndDevicesItDoesNotHave) {  // R132
   const CapiWeights wide(WeightFormat::kNvfp4, {2048, 16, 4, 0, 3});
   const LayerHandle layer = Create(wide, "w4a16");
   halfbyte_moe_workspace* none = nullptr;
-  EXPECT_EQ(halfbyte_moe_workspace_create(layer.get(), 1 << 24, &none), HALFBYTE_MOE_BAD_INPUT);
+  EXPECT_EQ(halfbyte_moe_workspace_create(layer.get(), 1 << 24, &none), HALFBYTE_MOE_OUT_OF_MEMORY);
   EXPECT_NE(std::strstr(halfbyte_moe_last_error(), "of GPU memory are needed"), nullptr)
       << halfbyte_moe_last_error();
+}
+
+TEST_F(MoeAbiCuda, WhatOthersDidWrongBeforeIsNoFaultOfTheCall) {
+  const CapiWeights weights(WeightFormat::kNvfp4, kShape);
+  const LayerHandle layer = Create(weights, "w4a16");
+  const WorkspaceHandle workspace = CreateWorkspace(layer, 64);
+  const TestInput input(kShape, 11);
+  const std::vector<float> want = Run(layer, workspace, input);
+  void* none = nullptr;
+  ASSERT_EQ(cudaMalloc(&none, size_t{1} << 60), cudaErrorMemoryAllocation);
+  EXPECT_TRUE(SameBits(Run(layer, workspace, input), want));
+  EXPECT_EQ(cudaGetLastError(), cudaErrorMemoryAllocation);  // still theirs to see
+}
+
+// In a process of its own, whose GPU is of no use afterwards.
+TEST_F(MoeAbiCuda, AKernelThatFailedEarlierIsNotAnArgumentsFault) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto run_after_fault = [&] {
+    const CapiWeights weights(WeightFormat::kNvfp4, kShape);
+    const LayerHandle layer = Create(weights, "w4a16");
+    const WorkspaceHandle workspace = CreateWorkspace(layer, 64);
+    DeviceCall call(TestInput(kShape, 12));
+    const halfbyte_moe_run_arguments run = Arguments(call);
+    EXPECT_EQ(LaunchFaultyKernel(stream.get()), cudaSuccess);
+    cudaStreamSynchronize(stream.get());
+    const int code = halfbyte_moe_run(layer.get(), workspace.get(), &run);
+    std::fprintf(stderr, "%s\n", halfbyte_moe_last_error());
+    halfbyte_moe_layer* other = nullptr;
+    const halfbyte_moe_options options = OnGpu("w4a16");
+    const int made = halfbyte_moe_layer_create(&weights.weights, &options, &other);
+    std::_Exit(code == HALFBYTE_MOE_DEVICE_FAILED && made == HALFBYTE_MOE_DEVICE_FAILED ? 0 : 1);
+  };
+  EXPECT_EXIT(run_after_fault(), testing::ExitedWithCode(0),
+              "before this call.*illegal memory access");
 }
 
 TEST_F(MoeAbiCuda, ASecondStreamOnAWorkspaceAtWorkIsRefused) {  // R94

@@ -17,7 +17,7 @@ namespace halfbyte {
 namespace {
 
 // Programs built against earlier versions rely on these.
-static_assert(HALFBYTE_MOE_ABI_VERSION == 3);
+static_assert(HALFBYTE_MOE_ABI_VERSION == 4);
 static_assert(sizeof(halfbyte_moe_options) == 56 && offsetof(halfbyte_moe_options, rank) == 36 &&
               offsetof(halfbyte_moe_options, activation_scales_file) == 40 &&
               offsetof(halfbyte_moe_options, device) == 48);

@@ -3,6 +3,7 @@
 #include <simdjson.h>
 
 #include <algorithm>
+#include <fstream>
 #include <map>
 #include <optional>
 #include <unordered_set>
@@ -10,6 +11,7 @@
 
 #include "base/file.h"
 #include "base/mapped_file.h"
+#include "base/memory_plan.h"
 
 namespace halfbyte {
 namespace {
@@ -84,6 +86,33 @@ Result<std::vector<fs::path>> SafetensorsIn(const fs::path& directory) {
   return paths;
 }
 
+// The length of a file's header; 0 where there is none.
+int64_t HeaderBytes(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  int64_t length = 0;
+  if (!file.read(reinterpret_cast<char*>(&length), sizeof(length))) return 0;
+  return std::clamp<int64_t>(length, 0, kMaxSafetensorsHeader);
+}
+
+// The files mapped, and what is kept of their headers.
+MemoryPlan PlanReading(const std::vector<fs::path>& paths, const fs::path& index) {
+  constexpr int64_t kKeptPerHeaderByte = 4;
+  const auto size = [](const fs::path& path) {
+    std::error_code error;
+    const auto bytes = fs::file_size(path, error);
+    return error ? int64_t{0} : static_cast<int64_t>(bytes);
+  };
+  int64_t mapped = 0, headers = size(index);
+  for (const fs::path& path : paths) {
+    mapped += size(path);
+    headers += HeaderBytes(path);
+  }
+  MemoryPlan plan;
+  plan.Add("headers of its tensors", kKeptPerHeaderByte * headers);
+  plan.AddMapped("weights", mapped);
+  return plan;
+}
+
 }  // namespace
 
 Result<Checkpoint> Checkpoint::Open(const fs::path& directory) {
@@ -101,6 +130,8 @@ Result<Checkpoint> Checkpoint::OpenWithFindings(const fs::path& directory, Findi
   Checkpoint checkpoint(directory);
   HB_ASSIGN_OR_RETURN(std::vector<fs::path> paths, SafetensorsIn(directory));
   const fs::path index = directory / kIndexName;
+  HB_RETURN_IF_ERROR(PlanReading(paths, index)
+                         .Check(ReadAvailableMemory(), directory.string(), "raise that limit"));
   if (fs::exists(index, error)) {
     checkpoint.has_index_ = true;
     HB_RETURN_IF_ERROR(checkpoint.OpenIndexed(index, findings));

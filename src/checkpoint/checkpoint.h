@@ -28,7 +28,8 @@ struct CheckpointTensor {
 
 class Checkpoint {
  public:
-  // Fails if anything is missing, broken or ambiguous, and says all of it at once.
+  // Fails if anything is missing, broken or ambiguous, and says all of it at once; of kind kMemory,
+  // if there is no room for the tables or the mappings.
   static Result<Checkpoint> Open(const std::filesystem::path& directory);
 
   // Opens what can be opened and appends every problem to `findings`. Fails only if there is

@@ -58,10 +58,11 @@ Result<ExitCode> RunCalibrate(const CalibrateFlags& flags, Communicator& ranks) 
   if (ranks.first()) HB_RETURN_IF_ERROR(CheckTarget(flags.out));
   ModelFlags model_flags = flags.model;
   const int headroom = std::exchange(model_flags.headroom, std::nullopt).value_or(kDefaultHeadroom);
-  HB_ASSIGN_OR_RETURN(const LoadedModel model,
-                      LoadModel(model_flags, /*reference_tokens=*/0, &ranks));
+  HB_ASSIGN_OR_RETURN(OpenedModel opened, OpenModel(model_flags, ranks));
+  HB_ASSIGN_OR_RETURN(const int64_t context, ContextOf(opened, flags.context));
+  const ModelUse use = EvaluationOf(opened, context);
+  HB_ASSIGN_OR_RETURN(const LoadedModel model, LoadModel(std::move(opened), model_flags, use));
   HB_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, EncodeText(model_flags, text));
-  HB_ASSIGN_OR_RETURN(const int64_t context, ContextOf(*model.transformer, flags.context));
   HB_ASSIGN_OR_RETURN(const auto pieces, CutIntoContexts(tokens, context));
   Progress progress("calibrate", std::ssize(tokens), "token");
   HB_ASSIGN_OR_RETURN(const ActivationMeasurement measurement,

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "base/log.h"
 #include "base/memory_usage.h"
 #include "base/progress.h"
 #include "cli/commands.h"
@@ -52,19 +53,25 @@ Result<SamplingParams> ResolveSampling(const GenerateFlags& flags) {
   return sampling;
 }
 
-// With --ids a model without tokenizer.json is fine: ids go in and come out.
+// With --ids a model without tokenizer.json, or with one that we cannot read, is fine: ids go in
+// and come out.
 Result<std::optional<Tokenizer>> LoadTokenizer(const GenerateFlags& flags) {
   const std::filesystem::path path = flags.model.directory / "tokenizer.json";
   std::error_code error;  // an unreadable directory is for Tokenizer::Load to report
   if (flags.ids && !std::filesystem::exists(path, error) && !error) return std::nullopt;
-  HB_ASSIGN_OR_RETURN(Tokenizer tokenizer, Tokenizer::Load(path));
-  return tokenizer;
+  auto tokenizer = Tokenizer::Load(path);
+  if (!tokenizer && flags.ids) {
+    spdlog::warn("{}; so ids come out, not text", tokenizer.error().message);
+    return std::nullopt;
+  }
+  HB_ASSIGN_OR_RETURN(Tokenizer loaded, std::move(tokenizer));
+  return loaded;
 }
 
 Result<std::vector<int32_t>> EncodePrompt(const GenerateFlags& flags,
                                           const std::optional<Tokenizer>& tokenizer) {
   if (flags.ids) return ReadTokenIds(*flags.ids);
-  if (flags.prompt) return tokenizer->Encode(*flags.prompt, ControlTokens::kRecognized);
+  if (flags.prompt) return tokenizer->EncodePrompt(*flags.prompt, /*add_special_tokens=*/true);
   HB_ASSIGN_OR_RETURN(const ModelDefaults defaults, ReadModelDefaults(flags.model.directory));
   std::vector<ChatMessage> messages;
   if (!flags.system.empty()) messages.push_back({ChatRole::kSystem, flags.system, ""});
@@ -125,7 +132,7 @@ void PrintSummary(const GenerateFlags& flags, const GenerateRequest& request,
                "{} prompt tokens at {:.1f} tokens/s, {} generated at {:.1f} tokens/s ({}), peak "
                "memory {}\n",
                request.prompt.size(), prompt_rate, result.tokens.size(), rate, finish,
-               HumanQuantity(static_cast<double>(peak), "B"));
+               HumanBytes(peak));
     return;
   }
   const Json json = {{"text", text},
@@ -140,6 +147,25 @@ void PrintSummary(const GenerateFlags& flags, const GenerateRequest& request,
   fmt::print("{}\n", json.dump());
 }
 
+// --max-tokens, or as many as the model's context and the memory for its cache hold.
+Result<std::optional<int64_t>> MostTokens(const GenerateFlags& flags, const OpenedModel& model,
+                                          Communicator& ranks, int64_t prompt) {
+  const int64_t context = model.checkpoint.config().max_position_embeddings;
+  // What cannot be is for Generate to refuse.
+  if (flags.max_tokens || prompt == 0 || prompt >= context) return flags.max_tokens;
+  HB_ASSIGN_OR_RETURN(const int64_t mine, AffordableContext(model, flags.model, context));
+  HB_ASSIGN_OR_RETURN(const auto all, ranks.Collect(std::span<const int64_t>(&mine, 1)));
+  const int64_t affordable = std::ranges::min(all);
+  if (affordable == context) return std::nullopt;
+  if (affordable <= prompt) return 1;  // for LoadModel to refuse
+  const int64_t tokens = affordable - prompt;
+  if (ranks.first()) {
+    spdlog::warn("memory holds a cache of {} of the model's {} tokens: at most {} are generated",
+                 affordable, context, tokens);
+  }
+  return tokens;
+}
+
 Result<ExitCode> RunGenerate(const GenerateFlags& flags, Communicator& ranks) {
   GenerateRequest request;
   HB_ASSIGN_OR_RETURN(request.sampling, ResolveSampling(flags));
@@ -148,9 +174,14 @@ Result<ExitCode> RunGenerate(const GenerateFlags& flags, Communicator& ranks) {
       ranks.Broadcast(std::as_writable_bytes(std::span(&request.sampling.seed, 1)), /*root=*/0));
   HB_ASSIGN_OR_RETURN(const std::optional<Tokenizer> tokenizer, LoadTokenizer(flags));
   HB_ASSIGN_OR_RETURN(request.prompt, EncodePrompt(flags, tokenizer));
+  HB_ASSIGN_OR_RETURN(OpenedModel opened, OpenModel(flags.model, ranks));
+  HB_ASSIGN_OR_RETURN(request.max_tokens,
+                      MostTokens(flags, opened, ranks, std::ssize(request.prompt)));
+  const int64_t tokens = request.max_tokens ? std::ssize(request.prompt) + *request.max_tokens
+                                            : opened.checkpoint.config().max_position_embeddings;
   HB_ASSIGN_OR_RETURN(const LoadedModel model,
-                      LoadModel(flags.model, /*reference_tokens=*/0, &ranks));
-  request.max_tokens = flags.max_tokens;
+                      LoadModel(std::move(opened), flags.model,
+                                {.context_tokens = tokens, .context_flag = "--max-tokens"}));
   request.stop_ids = model.transformer->config().eos_token_ids;
 
   Printer printer(tokenizer, /*quiet=*/flags.json || !ranks.first());

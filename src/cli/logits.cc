@@ -1,6 +1,8 @@
 // halfbyte logits MODEL_DIR --ids FILE.json --out FILE.safetensors: see docs/logits.md.
+#include <algorithm>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/progress.h"
@@ -50,7 +52,12 @@ void AddLogits(CLI::App& app) {
     HB_ASSIGN_OR_RETURN(const std::vector<int32_t> ids, ReadTokenIds(flags->ids));
     if (ranks.first()) HB_RETURN_IF_ERROR(CheckTarget(flags->out));
     const int64_t reference_tokens = flags->model.math == "fp32" ? std::ssize(ids) : 0;
-    HB_ASSIGN_OR_RETURN(const LoadedModel model, LoadModel(flags->model, reference_tokens, &ranks));
+    HB_ASSIGN_OR_RETURN(OpenedModel opened, OpenModel(flags->model, ranks, reference_tokens));
+    const int64_t rows = std::min(std::ssize(ids), opened.options.batch_tokens);
+    HB_ASSIGN_OR_RETURN(const LoadedModel model, LoadModel(std::move(opened), flags->model,
+                                                           {.context_tokens = std::ssize(ids),
+                                                            .logit_rows = rows,
+                                                            .context_flag = "list of --ids"}));
     const int64_t vocab = model.transformer->config().vocab_size;
     std::unique_ptr<SafetensorsWriter> writer;  // the first rank's
     if (ranks.first()) {

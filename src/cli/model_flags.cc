@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "model/model_memory.h"
 #include "text/tokenizer.h"
 
 namespace halfbyte {
@@ -23,6 +24,14 @@ Result<ActivationScalePolicy> PolicyOf(const ModelFlags& flags) {
     policy.measured = std::make_shared<const ActivationScales>(std::move(measured));
   }
   return policy;
+}
+
+constexpr const char* kMoreMemory =
+    "fewer --threads take a little less, ranks on several machines a part each (docs/ranks.md)";
+
+KvPoolSizes PoolsFor(const OpenedModel& model, int64_t tokens) {
+  return KvCacheLimits{.context_tokens = tokens, .batch_tokens = model.options.batch_tokens}.Pools(
+      model.checkpoint.config().sliding_window);
 }
 
 }  // namespace
@@ -70,11 +79,11 @@ void AddModelFlags(CLI::App& command, ModelFlags& flags) {
 Result<std::vector<int32_t>> EncodeText(const ModelFlags& flags, const std::string& text) {
   HB_ASSIGN_OR_RETURN(const Tokenizer tokenizer,
                       Tokenizer::Load(flags.directory / "tokenizer.json"));
-  return tokenizer.Encode(text, ControlTokens::kRecognized);
+  return tokenizer.EncodePrompt(text, /*add_special_tokens=*/true);
 }
 
-Result<int64_t> ContextOf(const Transformer& model, const std::optional<int64_t>& wanted) {
-  const int64_t limit = model.config().max_position_embeddings;
+Result<int64_t> ContextOf(const OpenedModel& model, const std::optional<int64_t>& wanted) {
+  const int64_t limit = model.checkpoint.config().max_position_embeddings;
   const int64_t context = wanted.value_or(std::min(kDefaultContext, limit));
   if (context > limit) {
     return MakeError("--context {} exceeds the model's context of {}", context, limit);
@@ -101,15 +110,58 @@ Result<TransformerOptions> TransformerOptionsOf(const ModelFlags& flags) {
   return options;
 }
 
-Result<LoadedModel> LoadModel(const ModelFlags& flags, int64_t reference_tokens,
-                              Communicator* communicator) {
+Result<OpenedModel> OpenModel(const ModelFlags& flags, Communicator& ranks,
+                              int64_t reference_tokens) {
   HB_ASSIGN_OR_RETURN(TransformerOptions options, TransformerOptionsOf(flags));
   options.reference_tokens = reference_tokens;
-  options.communicator = communicator;
+  options.communicator = &ranks;
+  HB_ASSIGN_OR_RETURN(ModelCheckpoint checkpoint, ModelCheckpoint::Open(flags.directory));
+  HB_ASSIGN_OR_RETURN(const int here, RanksOnThisMachine(ranks));
+  const AvailableMemory available = ReadAvailableMemory().ForEachOf(here);
+  HB_RETURN_IF_ERROR(ranks.Barrier());  // all have looked before one takes memory
+  return OpenedModel{std::move(checkpoint), std::move(options), available};
+}
+
+ModelUse EvaluationOf(const OpenedModel& model, int64_t context) {
+  return {.context_tokens = context,
+          .logit_rows = std::min(context, model.options.batch_tokens),
+          .context_flag = "--context"};
+}
+
+Result<int64_t> AffordableContext(const OpenedModel& model, const ModelFlags& flags,
+                                  int64_t wanted) {
+  const ModelConfig& config = model.checkpoint.config();
+  HB_ASSIGN_OR_RETURN(const MemoryPlan plan,
+                      PlanModel(model.checkpoint, model.options, flags.threads));
+  HB_ASSIGN_OR_RETURN(const KvMemory units, NewKvMemory(config, model.options.math, {}));
+  const auto fits = [&](int64_t tokens) {
+    MemoryPlan with_cache = plan;
+    with_cache.Add("KV cache", units.BytesOf(PoolsFor(model, tokens)));
+    return with_cache.Check(model.available, "", "").has_value();
+  };
+  int64_t affordable = 0, beyond = wanted + 1;
+  while (affordable + 1 < beyond) {
+    const int64_t middle = affordable + (beyond - affordable) / 2;
+    (fits(middle) ? affordable : beyond) = middle;
+  }
+  return affordable;
+}
+
+Result<LoadedModel> LoadModel(OpenedModel opened, const ModelFlags& flags, const ModelUse& use) {
+  const ModelConfig& config = opened.checkpoint.config();
+  opened.options.logit_rows = use.logit_rows;
+  HB_ASSIGN_OR_RETURN(MemoryPlan plan, PlanModel(opened.checkpoint, opened.options, flags.threads));
+  const std::string subject = flags.directory.string();
+  HB_RETURN_IF_ERROR(plan.Check(opened.available, subject, kMoreMemory));
+  HB_ASSIGN_OR_RETURN(const KvMemory units, NewKvMemory(config, opened.options.math, {}));
+  plan.Add(fmt::format("KV cache of {} tokens", use.context_tokens),
+           units.BytesOf(PoolsFor(opened, use.context_tokens)));
+  HB_RETURN_IF_ERROR(
+      plan.Check(opened.available, subject, fmt::format("give a smaller {}", use.context_flag)));
   LoadedModel model;
   model.pool = std::make_unique<ThreadPool>(flags.threads);
-  HB_ASSIGN_OR_RETURN(model.transformer,
-                      Transformer::Load(flags.directory, options, Context(*model.pool)));
+  HB_ASSIGN_OR_RETURN(model.transformer, Transformer::Load(std::move(opened.checkpoint),
+                                                           opened.options, Context(*model.pool)));
   return model;
 }
 

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/file.h"
@@ -36,9 +37,10 @@ Result<std::vector<std::vector<int32_t>>> ReadSequences(const PerplexityFlags& f
 
 Result<ExitCode> RunPerplexity(const PerplexityFlags& flags, Communicator& ranks) {
   HB_ASSIGN_OR_RETURN(const auto sequences, ReadSequences(flags));
-  HB_ASSIGN_OR_RETURN(const LoadedModel model,
-                      LoadModel(flags.model, /*reference_tokens=*/0, &ranks));
-  HB_ASSIGN_OR_RETURN(const int64_t context, ContextOf(*model.transformer, flags.context));
+  HB_ASSIGN_OR_RETURN(OpenedModel opened, OpenModel(flags.model, ranks));
+  HB_ASSIGN_OR_RETURN(const int64_t context, ContextOf(opened, flags.context));
+  const ModelUse use = EvaluationOf(opened, context);
+  HB_ASSIGN_OR_RETURN(const LoadedModel model, LoadModel(std::move(opened), flags.model, use));
   std::vector<std::vector<int32_t>> pieces;
   int64_t total = 0;
   for (const auto& sequence : sequences) {

@@ -240,6 +240,7 @@ ServeOptions MakeServeOptions(const ServeFlags& flags, std::vector<std::string>&
   load.directory = flags.model.directory;
   load.threads = flags.model.threads;
   load.transformer.batch_tokens = service.scheduler.max_batch_tokens;
+  load.transformer.logit_rows = service.scheduler.max_sequences;
   load.max_num_seqs = service.scheduler.max_sequences;
   load.read_generation_config = flags.generation_config == "auto";
   if (flags.reasoning_effort)

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <numeric>
+#include <string>
 #include <utility>
 
 #include "base/check.h"
+#include "base/file.h"
 
 namespace halfbyte {
 namespace {
@@ -140,6 +143,13 @@ bool Communicator::Leave(bool ok) {
   left_ = true;
   // If this rank did well and others did not, they report.
   return !agreed && !ok && report_;
+}
+
+Result<int> RanksOnThisMachine(Communicator& ranks) {
+  const std::string boot = ReadTextFile("/proc/sys/kernel/random/boot_id").value_or("");
+  const size_t mine = std::hash<std::string>()(boot);
+  HB_ASSIGN_OR_RETURN(const auto all, ranks.Collect(std::span<const size_t>(&mine, 1)));
+  return static_cast<int>(std::ranges::count(all, mine));
 }
 
 }  // namespace halfbyte

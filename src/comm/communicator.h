@@ -108,4 +108,7 @@ class Communicator {
   std::vector<float> pieces_;   // by rank, of AllReduce
 };
 
+// How many of the ranks share this machine's memory, this one included: all of one kernel.
+Result<int> RanksOnThisMachine(Communicator& ranks);
+
 }  // namespace halfbyte

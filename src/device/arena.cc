@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <new>
+#include <utility>
 
-#include "base/check.h"
 #include "tensor/scale_layout.h"
 
 namespace halfbyte {
@@ -23,15 +24,24 @@ void* Arena::TakeBytes(int64_t bytes) {
     used_ = 0;
   }
   if (block_ == blocks_.size()) {
-    const int64_t size = std::max({bytes, kMinBlock, capacity_bytes()});
-    void* data = std::aligned_alloc(kAlignment, static_cast<size_t>(size));
-    HB_CHECK(data != nullptr, "out of memory: {} bytes of workspace", size);
-    blocks_.push_back({std::unique_ptr<std::byte, Free>(static_cast<std::byte*>(data)), size});
+    AddBlock(std::max({bytes, kMinBlock, capacity_bytes()}));
     used_ = 0;
   }
   void* result = blocks_[block_].data.get() + used_;
   used_ += bytes;
   return result;
+}
+
+void Arena::AddBlock(int64_t bytes) {
+  void* data = std::aligned_alloc(kAlignment, static_cast<size_t>(bytes));
+  if (data == nullptr) throw std::bad_alloc();
+  std::unique_ptr<std::byte, Free> owner(static_cast<std::byte*>(data));
+  blocks_.push_back({std::move(owner), bytes});
+}
+
+void Arena::Reserve(int64_t bytes) {
+  const int64_t missing = RoundUp(bytes, kAlignment) - capacity_bytes();
+  if (missing > 0) AddBlock(missing);
 }
 
 void Arena::Reset() {

@@ -1,5 +1,6 @@
 // Memory for the intermediate results of one step, handed out in order and taken back all at once.
-// After the first step of the largest size nothing is allocated any more.
+// After Reserve, or the first step of the largest size, nothing is allocated any more. Where memory
+// is short std::bad_alloc is thrown.
 #pragma once
 
 #include <cstddef>
@@ -24,6 +25,8 @@ class Arena {
     return {Take<T>(rows * columns), rows, columns};
   }
 
+  // Memory for as much as a step will take, so that it takes no more later; throws std::bad_alloc.
+  void Reserve(int64_t bytes);
   void Reset();  // everything is taken back
 
   // What was taken inside is taken back at its end.
@@ -55,6 +58,7 @@ class Arena {
   };
 
   void* TakeBytes(int64_t bytes);
+  void AddBlock(int64_t bytes);
 
   std::vector<Block> blocks_;
   size_t block_ = 0;  // the one in use

@@ -22,7 +22,8 @@ Result<std::byte*> Reserve(int64_t bytes, const char* what) {
   void* data = ::mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (data == MAP_FAILED) {
-    return MakeError("{}: cannot reserve {} bytes: {}", what, bytes, std::strerror(errno));
+    return MakeError(ErrorKind::kMemory, "{}: cannot reserve {} bytes: {}", what, bytes,
+                     std::strerror(errno));
   }
   return static_cast<std::byte*>(data);
 }

@@ -5,19 +5,19 @@
 #include <vector>
 
 namespace halfbyte {
-namespace {
 
 // Sequences and their windows first, a tenth for snapshots, context blocks from the rest: server.md
 // §1.4. No more of anything than can be used.
-Result<ExecutorLimits> PlanPools(const Transformer& model, const ModelExecutorOptions& options) {
-  HB_ASSIGN_OR_RETURN(const KvMemory units, model.NewMemory({}));
-  const int64_t window = model.config().sliding_window;
+Result<ExecutorLimits> PlanExecutor(const ModelConfig& config, const TransformerOptions& model,
+                                    const ModelExecutorOptions& options) {
+  HB_ASSIGN_OR_RETURN(const KvMemory units, NewKvMemory(config, model.math, {}));
+  const int64_t window = config.sliding_window;
   ExecutorLimits limits{.window = window,
-                        .replay_tokens = (window - 1) * model.config().layer_count(),
-                        .batch_tokens = model.options().batch_tokens,
-                        .vocabulary = model.config().vocab_size};
+                        .replay_tokens = (window - 1) * config.layer_count(),
+                        .batch_tokens = model.batch_tokens,
+                        .vocabulary = config.vocab_size};
   const int64_t longest =
-      std::min(options.max_model_len.value_or(INT64_MAX), model.config().max_position_embeddings);
+      std::min(options.max_model_len.value_or(INT64_MAX), config.max_position_embeddings);
   const int64_t memory = options.kv_memory_bytes;
   const int64_t snapshot_bytes =
       KvPoolSizes::WindowPages(0, 0, 1, limits.window) * units.window_page_bytes() +
@@ -32,9 +32,7 @@ Result<ExecutorLimits> PlanPools(const Transformer& model, const ModelExecutorOp
       std::min(memory / 10 / std::max<int64_t>(1, snapshot_bytes), wanted_blocks));
   pools.window_pages = KvPoolSizes::WindowPages(options.max_sequences, limits.batch_tokens,
                                                 pools.tails, limits.window);
-  const int64_t fixed = pools.state_slots * units.state_slot_bytes() +
-                        pools.window_pages * units.window_page_bytes() +
-                        pools.tails * units.tail_bytes();
+  const int64_t fixed = units.BytesOf(pools);
   const int64_t block_bytes = std::max<int64_t>(1, units.context_block_bytes());
   const int64_t affordable = std::max<int64_t>(0, memory - fixed) / block_bytes;
   pools.context_blocks = std::min(affordable, wanted_blocks);
@@ -43,6 +41,7 @@ Result<ExecutorLimits> PlanPools(const Transformer& model, const ModelExecutorOp
                              : std::min(longest, pools.context_blocks * kContextBlockTokens);
   if (pools.context_blocks < most_blocks(limits.max_model_len) || pools.context_blocks < 1) {
     return MakeError(
+        ErrorKind::kMemory,
         "{} bytes of KV memory: {} sequences with their windows and {} snapshots take {}, which "
         "leaves {} context blocks of {} bytes, but max_model_len {} needs {}; the largest that "
         "fits "
@@ -53,11 +52,10 @@ Result<ExecutorLimits> PlanPools(const Transformer& model, const ModelExecutorOp
   return limits;
 }
 
-}  // namespace
-
 Result<std::unique_ptr<ModelExecutor>> ModelExecutor::Create(Transformer& model,
                                                              const ModelExecutorOptions& options) {
-  HB_ASSIGN_OR_RETURN(const ExecutorLimits limits, PlanPools(model, options));
+  HB_ASSIGN_OR_RETURN(const ExecutorLimits limits,
+                      PlanExecutor(model.config(), model.options(), options));
   HB_ASSIGN_OR_RETURN(KvMemory memory, model.NewMemory(limits.pools));
   return std::unique_ptr<ModelExecutor>(new ModelExecutor(model, std::move(memory), limits));
 }

@@ -20,6 +20,10 @@ struct ModelExecutorOptions {
   std::optional<int64_t> snapshots;
 };
 
+// The pools of a model that has not been loaded. Errors: as Create.
+Result<ExecutorLimits> PlanExecutor(const ModelConfig& config, const TransformerOptions& model,
+                                    const ModelExecutorOptions& options);
+
 class ModelExecutor : public Executor {
  public:
   // `model` must outlive the executor; steps have at most its batch_tokens.

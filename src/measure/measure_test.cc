@@ -261,16 +261,21 @@ TEST(MoeBench, JsonHoldsWhatOthersReadFromIt) {
 
 TEST(MoeBench, RefusesWhatDoesNotFitAndNamesTheNumbers) {
   MoeBenchOptions options = SmallBench();
-  const int64_t needed = MoeBenchBytes(options, 1);
+  const auto there_are = [](int64_t bytes) {
+    return AvailableMemory{.resident = MemoryBound{bytes, "here"}, .addresses = {}};
+  };
+  const int64_t bytes = PlanMoeBench(options, 1).resident_bytes();
+  const AvailableMemory needed = there_are(bytes);
   EXPECT_TRUE(CheckMoeBench(options, {}, needed));
-  const Status status = CheckMoeBench(options, {}, needed - 1);
+  const Status status = CheckMoeBench(options, {}, there_are(bytes - 1));
   ASSERT_FALSE(status);
-  EXPECT_NE(status.error().message.find("8 experts of 3.46 kB and 4 tokens"), std::string::npos)
+  EXPECT_EQ(status.error().kind, ErrorKind::kMemory);
+  EXPECT_NE(status.error().message.find("(8 experts 27.65 kB, "), std::string::npos)
       << status.error().message;
   // Ranks that share a machine share its memory.
-  const int64_t of_two = 2 * MoeBenchBytes(options, 4);
-  EXPECT_TRUE(CheckMoeBench(options, {.all = 4, .here = 2}, of_two));
-  EXPECT_FALSE(CheckMoeBench(options, {.all = 4, .here = 2}, of_two - 1));
+  const int64_t of_two = 2 * PlanMoeBench(options, 4).resident_bytes();
+  EXPECT_TRUE(CheckMoeBench(options, {.all = 4, .here = 2}, there_are(of_two)));
+  EXPECT_FALSE(CheckMoeBench(options, {.all = 4, .here = 2}, there_are(of_two - 1)));
   const Status many = CheckMoeBench(options, {.all = 9, .here = 1}, needed);
   ASSERT_FALSE(many);
   EXPECT_EQ(many.error().message, "8 experts for 9 ranks: each needs one at least");

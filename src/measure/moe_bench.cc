@@ -303,17 +303,17 @@ void Bench::AddLimits(MoeBenchReport& report) const {
 Result<MoeBenchReport> BenchMoe(const Context& context, const MoeBenchOptions& options,
                                 Communicator& ranks) {
   HB_ASSIGN_OR_RETURN(const BenchRanks numbers, CountBenchRanks(options, ranks));
-  HB_RETURN_IF_ERROR(CheckMoeBench(
-      options, numbers, AvailableMemoryBytes().value_or(std::numeric_limits<int64_t>::max())));
+  HB_RETURN_IF_ERROR(CheckMoeBench(options, numbers, ReadAvailableMemory()));
   HB_RETURN_IF_ERROR(ranks.Barrier());  // all have looked before one takes memory
   Bench bench(context, options, ranks);
-  MoeBenchReport report{.shape = options.shape,
-                        .routing = options.routing,
-                        .ranks = ranks.size(),
-                        .threads = context.pool().threads(),
-                        .cpu = CpuModelName(),
-                        .instruction_set = std::string(CpuIsaName(context.isa())),
-                        .memory_bytes = ranks.size() * MoeBenchBytes(options, ranks.size())};
+  MoeBenchReport report{
+      .shape = options.shape,
+      .routing = options.routing,
+      .ranks = ranks.size(),
+      .threads = context.pool().threads(),
+      .cpu = CpuModelName(),
+      .instruction_set = std::string(CpuIsaName(context.isa())),
+      .memory_bytes = ranks.size() * PlanMoeBench(options, ranks.size()).resident_bytes()};
   Progress progress("bench moe", std::ssize(options.tokens) * std::ssize(options.arithmetic),
                     "row");
   HB_RETURN_IF_ERROR(bench.MeasurePeaks());

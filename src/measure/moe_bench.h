@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "base/memory_plan.h"
 #include "base/result.h"
 #include "comm/communicator.h"
 #include "device/context.h"
@@ -57,7 +58,7 @@ struct MoeBenchReport {
   int threads = 0;  // of each rank
   std::string cpu;
   std::string instruction_set;
-  int64_t memory_bytes = 0;  // MoeBenchBytes of all ranks
+  int64_t memory_bytes = 0;  // PlanMoeBench of all ranks
   // Medians over the whole run.
   double read_bytes_per_second = 0;
   double int8_ops = 0;
@@ -72,8 +73,8 @@ struct MoeBenchReport {
 // Of the workspace that each of `ranks` has.
 MoeLimits MoeBenchLimits(const MoeBenchOptions& options, int ranks);
 
-// Memory that one of `ranks` takes: weights, workspace, activations.
-int64_t MoeBenchBytes(const MoeBenchOptions& options, int ranks);
+// What one of `ranks` takes: weights, workspace, activations.
+MemoryPlan PlanMoeBench(const MoeBenchOptions& options, int ranks);
 
 // Ranks that share the experts, and how many of them share the memory of this machine.
 struct BenchRanks {
@@ -85,9 +86,10 @@ struct BenchRanks {
 Result<BenchRanks> CountBenchRanks(const MoeBenchOptions& options, Communicator& ranks);
 
 // Errors: no tokens, no arithmetic, a number of tokens outside 1..kMaxBenchTokens, fewer experts
-// than ranks; more memory needed on this machine than `available_bytes`.
+// than ranks; more memory needed than is available.
 inline constexpr int64_t kMaxBenchTokens = 65536;
-Status CheckMoeBench(const MoeBenchOptions& options, BenchRanks ranks, int64_t available_bytes);
+Status CheckMoeBench(const MoeBenchOptions& options, BenchRanks ranks,
+                     const AvailableMemory& available);
 
 // Checks with the machine's available memory, then measures. All ranks call it alike; all get the
 // same times and rates. Errors also: another rank failed or was given other options.

@@ -3,7 +3,6 @@
 #include <functional>
 #include <string>
 
-#include "base/file.h"
 #include "base/progress.h"
 #include "measure/moe_bench.h"
 
@@ -34,41 +33,39 @@ MoeLimits MoeBenchLimits(const MoeBenchOptions& options, int ranks) {
           .intermediate = options.shape.intermediate};
 }
 
-int64_t MoeBenchBytes(const MoeBenchOptions& options, int ranks) {
+MemoryPlan PlanMoeBench(const MoeBenchOptions& options, int ranks) {
   const MoeLimits limits = MoeBenchLimits(options, ranks);
   const MoeShape& shape = options.shape;
   const int64_t rows = limits.tokens * (2 * shape.hidden + shape.experts + 2 * shape.top_k);
   const int64_t exchange = ranks == 1 ? 0 : 2 * limits.slots() * shape.hidden;
-  // All experts, stored or packed; one in both forms while it is packed; what all are copies of;
-  // and one projection before it is quantized.
-  const int64_t weights = (limits.experts + 2) * shape.expert_bytes() +
-                          shape.hidden * shape.intermediate * int64_t{sizeof(float)};
-  return weights + MoeWorkspace::Bytes(limits) + (rows + exchange) * int64_t{sizeof(float)};
+  MemoryPlan plan;
+  plan.Add(fmt::format("{} experts", limits.experts), limits.experts * shape.expert_bytes());
+  // One in both forms while it is packed; what all are copies of; one projection before it is
+  // quantized.
+  plan.Add("making them",
+           2 * shape.expert_bytes() + shape.hidden * shape.intermediate * int64_t{sizeof(float)});
+  plan.Add(fmt::format("workspace and rows of {} tokens", limits.tokens),
+           MoeWorkspace::Bytes(limits) + (rows + exchange) * int64_t{sizeof(float)});
+  return plan;
 }
 
 Result<BenchRanks> CountBenchRanks(const MoeBenchOptions& options, Communicator& ranks) {
-  struct Rank {
-    size_t kernel;  // processes under one kernel share its memory
-    size_t work;
-  };
-  const std::hash<std::string> hash;
-  const Rank mine{hash(ReadTextFile("/proc/sys/kernel/random/boot_id").value_or("")),
-                  hash(DescribeWork(options))};
-  HB_ASSIGN_OR_RETURN(const auto all, ranks.Collect(std::span<const Rank>(&mine, 1)));
-  BenchRanks numbers{.all = ranks.size(), .here = 0};
+  const size_t mine = std::hash<std::string>()(DescribeWork(options));
+  HB_ASSIGN_OR_RETURN(const auto all, ranks.Collect(std::span<const size_t>(&mine, 1)));
   for (size_t r = 0; r < all.size(); ++r) {
-    if (all[r].work != all[0].work) {
+    if (all[r] != all[0]) {
       return MakeError(
           "rank {} of {} measures something else than rank 0: start all ranks with "
           "the same flags",
           r, ranks.size());
     }
-    numbers.here += all[r].kernel == mine.kernel ? 1 : 0;
   }
-  return numbers;
+  HB_ASSIGN_OR_RETURN(const int here, RanksOnThisMachine(ranks));
+  return BenchRanks{.all = ranks.size(), .here = here};
 }
 
-Status CheckMoeBench(const MoeBenchOptions& options, BenchRanks ranks, int64_t available_bytes) {
+Status CheckMoeBench(const MoeBenchOptions& options, BenchRanks ranks,
+                     const AvailableMemory& available) {
   if (options.tokens.empty()) return MakeError("--tokens names no number of tokens");
   if (options.arithmetic.empty()) return MakeError("--arithmetic names no arithmetic");
   for (const int64_t tokens : options.tokens) {
@@ -80,17 +77,12 @@ Status CheckMoeBench(const MoeBenchOptions& options, BenchRanks ranks, int64_t a
   if (shape.experts < ranks.all) {
     return MakeError("{} experts for {} ranks: each needs one at least", shape.experts, ranks.all);
   }
-  const int64_t needed = ranks.here * MoeBenchBytes(options, ranks.all);
-  if (needed > available_bytes) {
-    const auto size = [](int64_t bytes) { return HumanQuantity(static_cast<double>(bytes), "B"); };
-    return MakeError(
-        "{} experts of {} and {} tokens need {}, and {} are free; give a --shape H,I,E,K with "
-        "fewer experts (one of {},{} takes {}) or fewer --tokens",
-        shape.experts, size(shape.expert_bytes()), MoeBenchLimits(options, ranks.all).tokens,
-        size(needed), size(available_bytes), shape.hidden, shape.intermediate,
-        size(shape.expert_bytes()));
-  }
-  return {};
+  const std::string expert = HumanBytes(shape.expert_bytes());
+  return PlanMoeBench(options, ranks.all)
+      .Check(available.ForEachOf(ranks.here), "the bench",
+             fmt::format("give a --shape H,I,E,K with fewer experts (one of {},{} takes {}) or "
+                         "fewer --tokens",
+                         shape.hidden, shape.intermediate, expert));
 }
 
 }  // namespace halfbyte

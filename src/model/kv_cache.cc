@@ -5,22 +5,23 @@
 
 namespace halfbyte {
 
+KvPoolSizes KvCacheLimits::Pools(int64_t window) const {
+  // Too much stays too much for KvMemory, but no sum wraps.
+  const auto bounded = [](int64_t value) { return std::min(value, 2 * kMostKvPages); };
+  const int64_t slots = bounded(sequences), tails = bounded(snapshots);
+  const int64_t batch = std::min(batch_tokens, kMostKvPages * kContextBlockTokens * 16);
+  // As many blocks as any sharing of the context needs: each sequence rounds up.
+  return {.context_blocks = bounded(context_tokens / kContextBlockTokens) +
+                            (context_tokens % kContextBlockTokens != 0 ? 1 : 0) + slots - 1,
+          .window_pages = KvPoolSizes::WindowPages(slots, batch, tails, window),
+          .state_slots = slots,
+          .tails = tails};
+}
+
 Result<std::unique_ptr<KvCache>> KvCache::Create(const ModelConfig& config, KvFormat kv_format,
                                                  IndexFormat index_format,
                                                  const KvCacheLimits& limits) {
-  // Too much stays too much for KvMemory, but no sum wraps.
-  const auto bounded = [](int64_t value) { return std::min(value, 2 * kMostKvPages); };
-  const int64_t sequences = bounded(limits.sequences);
-  const int64_t snapshots = bounded(limits.snapshots);
-  // As many blocks as any sharing of the context needs: each sequence rounds up.
-  const KvPoolSizes sizes{
-      .context_blocks = bounded(limits.context_tokens / kContextBlockTokens) +
-                        (limits.context_tokens % kContextBlockTokens != 0 ? 1 : 0) + sequences - 1,
-      .window_pages = KvPoolSizes::WindowPages(
-          sequences, std::min(limits.batch_tokens, kMostKvPages * kContextBlockTokens * 16),
-          snapshots, config.sliding_window),
-      .state_slots = sequences,
-      .tails = snapshots};
+  const KvPoolSizes sizes = limits.Pools(config.sliding_window);
   HB_ASSIGN_OR_RETURN(KvMemory memory, KvMemory::Create(config, kv_format, index_format, sizes));
   return std::unique_ptr<KvCache>(new KvCache(std::move(memory), sizes, config.sliding_window));
 }

@@ -22,6 +22,9 @@ struct KvCacheLimits {
   int64_t context_tokens = 4096;  // over all sequences, rounded up to whole blocks for each
   int64_t batch_tokens = 512;     // most tokens of one forward call
   int64_t snapshots = 0;
+
+  // The pools of a cache with these limits, for a model with that window.
+  KvPoolSizes Pools(int64_t window) const;
 };
 
 class KvCache {

@@ -101,6 +101,11 @@ Status KvMemory::AllocatePools(const ModelConfig& config, const KvPoolSizes& siz
   return {};
 }
 
+int64_t KvMemory::BytesOf(const KvPoolSizes& sizes) const {
+  return sizes.context_blocks * context_block_bytes() + sizes.window_pages * window_page_bytes() +
+         sizes.state_slots * state_slot_bytes() + sizes.tails * tail_bytes();
+}
+
 float* KvMemory::Slot(int32_t slot) const {
   return reinterpret_cast<float*>(state_.data()) + slot * state_floats_;
 }

@@ -39,6 +39,7 @@ class KvMemory {
   int64_t context_block_bytes() const { return context_block_bytes_; }
   int64_t window_page_bytes() const { return window_page_bytes_; }
   int64_t state_slot_bytes() const { return state_floats_ * int64_t{sizeof(float)}; }
+  int64_t BytesOf(const KvPoolSizes& sizes) const;
   int64_t tail_bytes() const { return tail_floats_ * int64_t{sizeof(float)}; }
 
  private:

@@ -1,9 +1,9 @@
-// What loading a model may hold in memory: its experts and dense matrices packed, of one layer also
-// the stored bytes, and the workspace.
+// What a model takes is what was planned: its experts and dense matrices packed, and the workspace.
 #include <unistd.h>
 
 #include "base/memory_limited_child.h"
 #include "checkpoint/checkpoint_test_files.h"
+#include "model/model_memory.h"
 #include "model/transformer.h"
 
 namespace halfbyte {
@@ -73,27 +73,59 @@ class ZeroModel {
   int64_t expert_bytes_ = 0;
 };
 
-TEST(LoadMemory, IsTheExpertsAndOneLayerAndTheWorkspace) {
+TEST(LoadMemory, IsWhatWasPlannedThroughTheLargestStep) {
   const TempDir directory;
   const ZeroModel model(directory.path(), LargeConfig());
-  const int64_t experts = model.expert_bytes();
-  ASSERT_GT(experts, int64_t{80} << 20);
-  const int64_t layer = experts / 3;
-  const int64_t packed = experts + model.dense_bytes();  // as large as what is stored
-  const TransformerOptions options{.batch_tokens = 16};
-  const MoeLimits limits =
-      MoeBlock::Limits(*ParseModelConfig(LargeConfig(), "config"), options.batch_tokens);
-  // Besides: the code of the program, the directory of the checkpoint, vectors, stacks, and what
-  // huge pages leave unused.
-  const int64_t workspace = MoeWorkspace::Bytes(limits) + (int64_t{18} << 20);
-  ExpectWithin({.private_bytes = packed + workspace,
-                .resident_bytes = packed + layer + workspace,
-                .threads = 2},
+  ASSERT_GT(model.expert_bytes(), int64_t{80} << 20);
+  const TransformerOptions options{.batch_tokens = 256, .logit_rows = 256};
+  constexpr int kThreads = 2;
+  const auto checkpoint = ModelCheckpoint::Open(directory.path());
+  ASSERT_TRUE(checkpoint) << checkpoint.error().message;
+  const auto planned = PlanModel(*checkpoint, options, kThreads);
+  ASSERT_TRUE(planned) << planned.error().message;
+  const int64_t bytes = planned->resident_bytes();
+  // Hardly more: packed, a matrix is as large as it was stored.
+  const int64_t weights = model.expert_bytes() + model.dense_bytes();
+  EXPECT_LT(bytes, weights + weights / 10 + (int64_t{40} << 20)) << planned->Describe();
+  // Besides: code of the program and the stored bytes of one layer, which the kernel may drop; and
+  // the directory of the checkpoint.
+  const int64_t beside = model.expert_bytes() / 3 + (int64_t{12} << 20);
+  ExpectWithin({.private_bytes = bytes, .resident_bytes = bytes + beside, .threads = kThreads},
                [&]() -> std::string {
-                 ThreadPool pool(2);
+                 ThreadPool pool(kThreads);
                  const auto loaded = Transformer::Load(directory.path(), options, Context(pool));
-                 return loaded ? "" : loaded.error().message;
+                 if (!loaded) return loaded.error().message;
+                 Transformer& transformer = **loaded;
+                 const int64_t arena = transformer.arena_bytes();
+                 const auto cache = transformer.NewCache({.context_tokens = 256});
+                 Sequence sequence = *(*cache)->NewSequence();
+                 const std::vector<int32_t> tokens(256, 1);
+                 const BatchItem item{&sequence, tokens, LogitsWanted::kAll};
+                 const auto logits = transformer.Forward(**cache, {&item, 1});
+                 if (!logits) return logits.error().message;
+                 return transformer.arena_bytes() == arena ? "" : "the arena has grown";
                });
+}
+
+// Every step's arena is within what was kept for it, whatever the model's kinds of layers.
+TEST(LoadMemory, KeepsWhatAStepOfAnyModelTakes) {
+  const fs::path directory = fs::path(HALFBYTE_SOURCE_DIR) / "models/tiny-v4-nvfp4";
+  for (const MathMode math : {MathMode::kDefault, MathMode::kFp32}) {
+    ThreadPool pool(2);
+    const TransformerOptions options{.math = math, .batch_tokens = 300};
+    const auto loaded = Transformer::Load(directory, options, Context(pool));
+    ASSERT_TRUE(loaded) << loaded.error().message;
+    Transformer& transformer = **loaded;
+    const int64_t arena = transformer.arena_bytes();
+    const auto cache = transformer.NewCache({.context_tokens = 1500});
+    Sequence sequence = *(*cache)->NewSequence();
+    const std::vector<int32_t> tokens(300, 7);
+    for (int i = 0; i < 5; ++i) {  // until the indexer selects
+      const BatchItem item{&sequence, tokens, LogitsWanted::kAll};
+      ASSERT_TRUE(transformer.Forward(**cache, {&item, 1}));
+    }
+    EXPECT_EQ(transformer.arena_bytes(), arena);
+  }
 }
 #endif
 

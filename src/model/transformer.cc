@@ -7,10 +7,26 @@
 #include "base/check.h"
 #include "kernels/elementwise/elementwise.h"
 #include "kernels/rms_norm/rms_norm.h"
+#include "model/model_memory.h"
 #include "model/rope_config.h"
 
 namespace halfbyte {
 namespace {
+
+// What the checkpoint holds for each layer; the last element is of the modules outside of layers.
+std::vector<int64_t> LayerBytes(const ModelCheckpoint& checkpoint) {
+  const int64_t layers = checkpoint.config().layer_count();
+  std::vector<int64_t> bytes(static_cast<size_t>(layers) + 1);
+  for (const auto& [key, tensors] : checkpoint.modules()) {
+    const bool global = key.scope == Scope::kGlobal;
+    if (key.scope == Scope::kMtp || (!global && key.layer >= layers)) continue;
+    int64_t& sum = global ? bytes.back() : bytes[static_cast<size_t>(key.layer)];
+    for (const CheckpointTensor& part : tensors.parts) {
+      if (part.info != nullptr) sum += part.info->bytes;
+    }
+  }
+  return bytes;
+}
 
 int64_t CountLogitRows(const PlacedItem& item) {
   return LogitsRows(item.logits, std::ssize(item.tokens));
@@ -35,17 +51,23 @@ Result<std::unique_ptr<Transformer>> Transformer::Load(const std::filesystem::pa
                                                        const TransformerOptions& options,
                                                        const Context& context) {
   HB_ASSIGN_OR_RETURN(ModelCheckpoint checkpoint, ModelCheckpoint::Open(directory));
+  return Load(std::move(checkpoint), options, context);
+}
+
+Result<std::unique_ptr<Transformer>> Transformer::Load(ModelCheckpoint checkpoint,
+                                                       const TransformerOptions& options,
+                                                       const Context& context) {
   std::unique_ptr<Transformer> model(new Transformer(std::move(checkpoint), options, context));
   HB_RETURN_IF_ERROR(model->LoadWeights());
   return model;
 }
 
-Result<ExpertPlacement> Transformer::PlaceExperts() const {
-  const auto experts = static_cast<int32_t>(config().routed_experts);
-  if (options_.communicator == nullptr) return ExpertPlacement::Single(experts);
-  const int32_t ranks = options_.communicator->size();
-  const int32_t rank = options_.communicator->rank();
-  const std::vector<int32_t>& owners = options_.expert_owners;
+Result<ExpertPlacement> PlaceExperts(const ModelConfig& config, const TransformerOptions& options) {
+  const auto experts = static_cast<int32_t>(config.routed_experts);
+  if (options.communicator == nullptr) return ExpertPlacement::Single(experts);
+  const int32_t ranks = options.communicator->size();
+  const int32_t rank = options.communicator->rank();
+  const std::vector<int32_t>& owners = options.expert_owners;
   if (owners.empty()) return ExpertPlacement::Balanced(experts, ranks, rank);
   if (std::ssize(owners) != experts) {
     return MakeError("a placement of {} experts for a model with {}", owners.size(), experts);
@@ -53,27 +75,22 @@ Result<ExpertPlacement> Transformer::PlaceExperts() const {
   return ExpertPlacement::Table(owners, ranks, rank);
 }
 
-// What the checkpoint holds for each layer; the last element is of the modules outside of layers.
-std::vector<int64_t> Transformer::LayerBytes() const {
-  std::vector<int64_t> bytes(static_cast<size_t>(config().layer_count()) + 1);
-  for (const auto& [key, tensors] : checkpoint_.modules()) {
-    const bool global = key.scope == Scope::kGlobal;
-    if (key.scope == Scope::kMtp || (!global && key.layer >= config().layer_count())) continue;
-    int64_t& sum = global ? bytes.back() : bytes[static_cast<size_t>(key.layer)];
-    for (const CheckpointTensor& part : tensors.parts) {
-      if (part.info != nullptr) sum += part.info->bytes;
-    }
-  }
-  return bytes;
+bool PacksWeights(const TransformerOptions& options) {
+  // fp32 activations and the judge are served from the stored bytes.
+  return options.math == MathMode::kDefault && options.arithmetic != Arithmetic::kRef;
+}
+
+Result<KvMemory> NewKvMemory(const ModelConfig& config, MathMode math, const KvPoolSizes& sizes) {
+  const bool exact = math == MathMode::kFp32;
+  return KvMemory::Create(config, exact ? KvFormat::kF32 : KvFormat::kFp8,
+                          exact ? IndexFormat::kF32 : IndexFormat::kMxfp4, sizes);
 }
 
 Status Transformer::LoadWeights() {
-  const std::vector<int64_t> layer_bytes = LayerBytes();
+  const std::vector<int64_t> layer_bytes = LayerBytes(checkpoint_);
   Progress progress("load weights", std::reduce(layer_bytes.begin(), layer_bytes.end()), "B",
                     options_.on_load);
-  // fp32 activations and the judge are served from the stored bytes.
-  const bool packs = rounding_ == Rounding::kBf16 && options_.arithmetic != Arithmetic::kRef;
-  const WeightLoader loader(checkpoint_, packs ? &context_.pool() : nullptr);
+  const WeightLoader loader(checkpoint_, PacksWeights(options_) ? &context_.pool() : nullptr);
   const ModelConfig& c = config();
   const int64_t n = c.hc_streams;
   const auto global = [](Module module) { return ModuleKey::Global(module); };
@@ -88,7 +105,7 @@ Status Transformer::LoadWeights() {
   progress.Advance(layer_bytes.back());
   window_frequencies_ = FrequenciesOf(c, AttentionKind::kWindow);
   compressed_frequencies_ = FrequenciesOf(c, AttentionKind::kC4);
-  HB_ASSIGN_OR_RETURN(const ExpertPlacement placement, PlaceExperts());
+  HB_ASSIGN_OR_RETURN(const ExpertPlacement placement, PlaceExperts(c, options_));
   const RoutedLayerOptions experts{.arithmetic = options_.arithmetic,
                                    .round_activations = rounding_ == Rounding::kBf16,
                                    .activation_scales = options_.activation_scales};
@@ -113,6 +130,8 @@ Status Transformer::LoadWeights() {
   const MoeLimits limits = MoeBlock::Limits(c, options_.batch_tokens);
   if (placement.ranks() > 1) expert_exchange_.emplace(*options_.communicator, limits);
   moe_workspace_.emplace(limits);
+  arena_.Reserve(StepArenaBytes(c, options_.batch_tokens));
+  logits_.Reserve(options_.logit_rows * c.vocab_size * int64_t{sizeof(float)});
   return {};
 }
 
@@ -124,9 +143,7 @@ Result<std::unique_ptr<KvCache>> Transformer::NewCache(KvCacheLimits limits) con
 }
 
 Result<KvMemory> Transformer::NewMemory(const KvPoolSizes& sizes) const {
-  const bool exact = options_.math == MathMode::kFp32;
-  return KvMemory::Create(config(), exact ? KvFormat::kF32 : KvFormat::kFp8,
-                          exact ? IndexFormat::kF32 : IndexFormat::kMxfp4, sizes);
+  return NewKvMemory(config(), options_.math, sizes);
 }
 
 Status Transformer::CheckBatch(std::span<const PlacedItem> batch) const {

@@ -43,6 +43,7 @@ struct TransformerOptions {
   Arithmetic arithmetic = Arithmetic::kW4a16;
   ActivationScalePolicy activation_scales;  // kW4a4 only
   int64_t batch_tokens = 512;               // most tokens of one Forward
+  int64_t logit_rows = 1;                   // rows of logits that memory is kept for
   // Not 0: the length of a whole prompt whose logits will be compared with PyTorch's; equal indexer
   // scores are then chosen as PyTorch chooses them (kernels/indexer).
   int64_t reference_tokens = 0;
@@ -57,6 +58,15 @@ struct TransformerOptions {
   ProgressListener on_load;
 };
 
+// Experts of this rank.
+Result<ExpertPlacement> PlaceExperts(const ModelConfig& config, const TransformerOptions& options);
+
+// Whether matrices are rearranged at load; else they are used as they are stored.
+bool PacksWeights(const TransformerOptions& options);
+
+// The cache of a model in the formats of its math.
+Result<KvMemory> NewKvMemory(const ModelConfig& config, MathMode math, const KvPoolSizes& sizes);
+
 // Sees intermediate results of every layer; used by tests against reference implementations.
 class LayerProbe {
  public:
@@ -69,7 +79,11 @@ class LayerProbe {
 
 class Transformer {
  public:
-  // Errors name the file, tensor or field. Draft stages (mtp.*) are not loaded.
+  // Errors name the file, tensor or field. Draft stages (mtp.*) are not loaded. What loading takes
+  // says model_memory.h; nobody asks for it here.
+  static Result<std::unique_ptr<Transformer>> Load(ModelCheckpoint checkpoint,
+                                                   const TransformerOptions& options,
+                                                   const Context& context);
   static Result<std::unique_ptr<Transformer>> Load(const std::filesystem::path& directory,
                                                    const TransformerOptions& options,
                                                    const Context& context);
@@ -97,6 +111,7 @@ class Transformer {
     return layers_[static_cast<size_t>(layer)].moe.counters();
   }
   MoeBlock& moe(int64_t layer) { return layers_[static_cast<size_t>(layer)].moe; }
+  int64_t arena_bytes() const { return arena_.capacity_bytes(); }
 
  private:
   struct Layer {
@@ -110,9 +125,7 @@ class Transformer {
 
   Transformer(ModelCheckpoint checkpoint, const TransformerOptions& options,
               const Context& context);
-  Result<ExpertPlacement> PlaceExperts() const;
   Status LoadWeights();
-  std::vector<int64_t> LayerBytes() const;
   Status CheckBatch(std::span<const PlacedItem> batch) const;
   // The forward pass of `batch` up to what meets the head: rows of the tokens that get logits.
   Result<MatrixView<const float>> RunLayers(const Step& step, std::span<const PlacedItem> batch,

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "base/memory_plan.h"
+
 namespace halfbyte {
 namespace {
 
@@ -28,6 +30,10 @@ Result<std::optional<PackedExperts>> PackedExperts::Pack(
   for (const ExpertWeights& e : experts) {
     bytes += PackedBytes(e.gate) + PackedBytes(e.up) + PackedBytes(e.down);
   }
+  MemoryPlan plan;
+  plan.Add("packed experts", bytes);
+  HB_RETURN_IF_ERROR(plan.Check(ReadAvailableMemory(), name,
+                                "more memory is needed, or experts spread over ranks"));
   PackedExperts all;
   all.format_ = *format;
   HB_ASSIGN_OR_RETURN(all.memory_, ZeroedMemory::Allocate(bytes, "packed experts", Pages::kHuge));

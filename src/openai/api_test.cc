@@ -221,6 +221,25 @@ TEST(Tokenize, GivesTheGoldenIdsAndBack) {
   }
 }
 
+// A file whose post_processor puts <think> (265) before every text.
+TEST(Tokenize, PutsAroundATextWhatTheTokenizersFileSaysUnlessAskedNotTo) {
+  const auto tokenizer = Tokenizer::Load(std::string(HALFBYTE_SOURCE_DIR) +
+                                         "/tests/data/fuzz/tokenizer/covering.json");
+  ASSERT_TRUE(tokenizer) << tokenizer.error().message;
+  ModelInfo model = TestModel();
+  model.tokenizer = &*tokenizer;
+  const OpenAiApi api(model, {});
+  const auto ids = [&](const std::string& more) {
+    const std::string body = R"({"prompt": "a")" + more + "}";
+    const Value tokens = Json(api.Tokenize(body))["tokens"];
+    EXPECT_EQ(Json(api.Render(body))["prompt_token_ids"], tokens);
+    return tokens;
+  };
+  EXPECT_EQ(ids(""), Value({265, 97}));
+  EXPECT_EQ(ids(R"(, "add_special_tokens": true)"), Value({265, 97}));
+  EXPECT_EQ(ids(R"(, "add_special_tokens": false)"), Value({97}));
+}
+
 TEST(Tokenize, TakesChatsWithOrWithoutTheOpeningOfAnAnswer) {
   const auto ids = [](const std::string& more) {
     const Value body = Json(

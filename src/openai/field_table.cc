@@ -126,9 +126,12 @@ Fields GenerationFields(const ApiOptions& options, int64_t least_tokens) {
   Add(fields, SamplingFields(options));
   Add(fields, EndFields(least_tokens));
   Add(fields, StreamFields());
-  fields.push_back({"add_special_tokens", Rule::Boolean(),
-                    "Tokens that the tokenizer adds by itself: this model's adds none"});
   return fields;
+}
+
+Field AddSpecialTokens() {
+  return {"add_special_tokens", Rule::Boolean(),
+          "false: without the tokens that the tokenizer's file puts around a text"};
 }
 
 Rule PromptRule() {
@@ -198,6 +201,7 @@ Rule CompletionsRule(const ApiOptions& options) {
   Fields fields = {Prompt("Text, texts, token ids or lists of token ids")};
   Add(fields, GenerationFields(options, /*least_tokens=*/0));
   Add(fields, {
+                  AddSpecialTokens(),
                   {"echo", Rule::Boolean(), "The prompt comes first; max_tokens may be 0 then"},
                   {"logprobs", Rule::Integer(0, options.max_logprobs),
                    "Log-probabilities, with this many of the best tokens"},
@@ -212,6 +216,7 @@ Rule ChatRule(const ApiOptions& options) {
   Fields fields = ChatPromptFields();
   Add(fields, GenerationFields(options, /*least_tokens=*/1));
   Add(fields, {
+                  {"add_special_tokens", Rule::Boolean(), "Has no effect in chats"},
                   {"logprobs", Rule::Boolean(), "Log-probabilities of the answer's tokens"},
                   {"top_logprobs", Rule::Integer(0, options.max_logprobs),
                    "Only with logprobs: this many of the best tokens"},
@@ -225,8 +230,7 @@ Rule TokenizeTextRule() {
   return Rule::Object({
       {"prompt", Rule::String(), "A text; control tokens in it are recognized", /*required=*/true},
       Model(),
-      {"add_special_tokens", Rule::Boolean(),
-       "Tokens that the tokenizer adds by itself: this model's adds none"},
+      AddSpecialTokens(),
       {"return_token_strs", Rule::Boolean(), "Each token's text, too"},
   });
 }

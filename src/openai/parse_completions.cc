@@ -22,7 +22,7 @@ struct EncodedPrompt {
 
 // A text or a list of ids.
 ApiResult<EncodedPrompt> EncodePrompt(const BodyValue& value, std::string path,
-                                      const ModelInfo& model) {
+                                      bool add_special_tokens, const ModelInfo& model) {
   EncodedPrompt prompt{.path = std::move(path)};
   if (value.is_array()) {
     if (auto fault = CheckIds(value, prompt.path, model.vocabulary)) {
@@ -32,7 +32,7 @@ ApiResult<EncodedPrompt> EncodePrompt(const BodyValue& value, std::string path,
     return prompt;
   }
   const auto& text = value.get_ref<const std::string&>();
-  auto ids = model.tokenizer->Encode(text, ControlTokens::kRecognized);
+  auto ids = model.tokenizer->EncodePrompt(text, add_special_tokens);
   if (!ids || ids->empty()) {
     const std::string why = ids ? "is empty; it needs at least one token" : ids.error().message;
     return tl::unexpected(
@@ -42,13 +42,15 @@ ApiResult<EncodedPrompt> EncodePrompt(const BodyValue& value, std::string path,
   return prompt;
 }
 
-ApiResult<std::vector<EncodedPrompt>> ReadPrompts(const BodyValue& value, const ModelInfo& model) {
+ApiResult<std::vector<EncodedPrompt>> ReadPrompts(const BodyFields& body, const ModelInfo& model) {
+  const BodyValue& value = *body.Find("prompt");
+  const bool special = body.Bool("add_special_tokens").value_or(true);
   std::vector<EncodedPrompt> prompts;
   const bool several =
       value.is_array() && !value.empty() && (value[0].is_string() || value[0].is_array());
   for (size_t i = 0; i < (several ? value.size() : 1); ++i) {
-    auto prompt = several ? EncodePrompt(value[i], JoinPath("prompt", i), model)
-                          : EncodePrompt(value, "prompt", model);
+    auto prompt = several ? EncodePrompt(value[i], JoinPath("prompt", i), special, model)
+                          : EncodePrompt(value, "prompt", special, model);
     if (!prompt) return tl::unexpected(std::move(prompt.error()));
     prompts.push_back(*std::move(prompt));
   }
@@ -89,7 +91,7 @@ ApiResult<void> OpenAiApi::ResolveCompletions(const BodyValue& tree, GenerationC
   call.form.echo = body.Bool("echo").value_or(false);
   common->output.skip_special_tokens = body.Bool("skip_special_tokens").value_or(true);
 
-  auto prompts = ReadPrompts(*body.Find("prompt"), model_);
+  auto prompts = ReadPrompts(body, model_);
   if (!prompts) return tl::unexpected(std::move(prompts.error()));
   for (EncodedPrompt& prompt : *prompts) {
     const auto lengths =

@@ -120,7 +120,8 @@ ApiResult<JsonAnswer> OpenAiApi::Tokenize(std::string_view text) const {
     answer.thinking = encoded->thinking.used;
     ids = std::move(encoded->ids);
   } else {
-    auto encoded = model_.tokenizer->Encode(*body.String("prompt"), ControlTokens::kRecognized);
+    auto encoded = model_.tokenizer->EncodePrompt(*body.String("prompt"),
+                                                  body.Bool("add_special_tokens").value_or(true));
     if (!encoded) {
       return tl::unexpected(FieldError("invalid_value", "prompt", encoded.error().message));
     }

@@ -8,11 +8,12 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
-#include "base/memory_usage.h"
+#include "base/memory_plan.h"
 #include "checkpoint/model_checkpoint.h"
 #include "engine/fake_executor.h"
 #include "engine/generation_config.h"
 #include "engine/model_executor.h"
+#include "model/model_memory.h"
 #include "server/fingerprint.h"
 #include "server/watched_executor.h"
 #include "text/model_defaults.h"
@@ -87,15 +88,46 @@ Result<std::unique_ptr<Executor>> MakeFake(const ServedModelOptions& options,
   return std::make_unique<FakeExecutor>(std::move(made));
 }
 
-Result<std::unique_ptr<Executor>> MakeExecutor(const ServedModelOptions& options,
-                                               Transformer& model) {
+// The cache of the flag, or half of what the rest of the plan leaves free.
+int64_t CacheBytes(const ServedModelOptions& options, const MemoryPlan& rest,
+                   const AvailableMemory& available) {
   constexpr int64_t kUnknownMemory = int64_t{1} << 31;
-  const int64_t memory =
-      options.kv_cache_bytes.value_or(AvailableMemoryBytes().value_or(kUnknownMemory) / 2);
-  return ModelExecutor::Create(model, {.max_sequences = options.max_num_seqs,
-                                       .max_model_len = options.max_model_len,
-                                       .kv_memory_bytes = memory,
-                                       .snapshots = options.prefix_cache_snapshots});
+  if (options.kv_cache_bytes) return *options.kv_cache_bytes;
+  int64_t free = kUnknownMemory;
+  if (available.resident) free = available.resident->bytes - rest.resident_bytes();
+  if (available.addresses) {
+    free = std::min(free, available.addresses->bytes - rest.resident_bytes());
+  }
+  return std::max<int64_t>(0, free) / 2;
+}
+
+// What loading and serving take, asked for now. The executor's options come out of it.
+Result<ModelExecutorOptions> PlanMemory(const ServedModelOptions& options,
+                                        const ModelCheckpoint& checkpoint) {
+  const ModelConfig& config = checkpoint.config();
+  if (options.max_model_len.value_or(0) > config.max_position_embeddings) {
+    return MakeError("--max-model-len {} exceeds the model's {}", *options.max_model_len,
+                     config.max_position_embeddings);
+  }
+  const AvailableMemory available = ReadAvailableMemory();
+  HB_ASSIGN_OR_RETURN(MemoryPlan plan, PlanModel(checkpoint, options.transformer, options.threads));
+  plan.Add("requests", options.request_bytes);
+  const std::string subject = options.directory.string();
+  HB_RETURN_IF_ERROR(plan.Check(available, subject,
+                                "give smaller --max-num-batched-tokens and --max-request-bytes or "
+                                "fewer --threads, or more memory"));
+  const ModelExecutorOptions executor{.max_sequences = options.max_num_seqs,
+                                      .max_model_len = options.max_model_len,
+                                      .kv_memory_bytes = CacheBytes(options, plan, available),
+                                      .snapshots = options.prefix_cache_snapshots};
+  HB_ASSIGN_OR_RETURN(const ExecutorLimits limits,
+                      PlanExecutor(config, options.transformer, executor));
+  HB_ASSIGN_OR_RETURN(const KvMemory units, NewKvMemory(config, options.transformer.math, {}));
+  plan.Add("KV cache", options.kv_cache_bytes.value_or(units.BytesOf(limits.pools)));
+  HB_RETURN_IF_ERROR(
+      plan.Check(available, subject, "give a smaller --kv-cache-memory-bytes or --max-model-len"));
+  spdlog::info("memory: {}", plan.Describe());
+  return executor;
 }
 
 // How the experts, which are nearly all of the weights, are stored.
@@ -137,9 +169,8 @@ std::optional<std::string> ChatTemplate(const fs::path& directory) {
   return found.is_string() ? std::optional(found.get<std::string>()) : std::nullopt;
 }
 
-// All but the executor. `files`: where the weights lie.
-Status LoadParts(const ServedModelOptions& options, const ProgressListener& listener,
-                 ServedModel& served, ModelFiles& files) {
+Status LoadText(const ServedModelOptions& options, const ProgressListener& listener,
+                ServedModel& served) {
   listener({.label = "read tokenizer", .total = 1});
   HB_ASSIGN_OR_RETURN(Tokenizer tokenizer, Tokenizer::Load(options.directory / "tokenizer.json"));
   served.tokenizer = std::make_unique<Tokenizer>(std::move(tokenizer));
@@ -148,28 +179,33 @@ Status LoadParts(const ServedModelOptions& options, const ProgressListener& list
   HB_RETURN_IF_ERROR(ReadDefaults(options, served.info));
   served.pool = std::make_unique<ThreadPool>(options.threads);
   HB_ASSIGN_OR_RETURN(served.info.system_fingerprint, SystemFingerprint(options));
+  return {};
+}
+
+// `files`: where the weights lie.
+Status LoadModel(const ServedModelOptions& options, const ProgressListener& listener,
+                 ServedModel& served, ModelFiles& files) {
   listener({.label = "load weights", .total = 1});
-  if (options.fake) {
-    served.info.precision = "fake";
-    served.info.kv_cache_dtype = "fake";
-    return {};
-  }
-  HB_ASSIGN_OR_RETURN(const ModelConfig config, ReadModelConfig(options.directory));
-  if (options.max_model_len.value_or(0) > config.max_position_embeddings) {
-    return MakeError("--max-model-len {} exceeds the model's {}", *options.max_model_len,
-                     config.max_position_embeddings);
-  }
-  HB_ASSIGN_OR_RETURN(const ModelCheckpoint checkpoint, ModelCheckpoint::Open(options.directory));
+  HB_ASSIGN_OR_RETURN(ModelCheckpoint checkpoint, ModelCheckpoint::Open(options.directory));
   files = ModelFiles(FilesOf(checkpoint));
   HB_ASSIGN_OR_RETURN(served.info.precision, PrecisionOf(checkpoint));
+  HB_ASSIGN_OR_RETURN(const ModelExecutorOptions executor, PlanMemory(options, checkpoint));
   TransformerOptions transformer = options.transformer;
   transformer.on_load = listener;
   served.info.kv_cache_dtype = transformer.math == MathMode::kFp32 ? "fp32" : "fp8";
   HB_ASSIGN_OR_RETURN(served.transformer,
-                      Transformer::Load(options.directory, transformer, Context(*served.pool)));
+                      Transformer::Load(std::move(checkpoint), transformer, Context(*served.pool)));
   for (const int64_t id : served.transformer->config().eos_token_ids) {
     served.info.eos_ids.push_back(static_cast<int32_t>(id));
   }
+  HB_ASSIGN_OR_RETURN(served.executor, ModelExecutor::Create(*served.transformer, executor));
+  return {};
+}
+
+Status LoadFake(const ServedModelOptions& options, ServedModel& served) {
+  served.info.precision = "fake";
+  served.info.kv_cache_dtype = "fake";
+  HB_ASSIGN_OR_RETURN(served.executor, MakeFake(options, *served.tokenizer));
   return {};
 }
 
@@ -185,21 +221,16 @@ ModelInfo Announce(const ServedModelOptions& options) {
   return info;
 }
 
-tl::expected<ServedModel, LoadFailure> LoadServedModel(const ServedModelOptions& options,
-                                                       const ProgressListener& listener) {
+Result<ServedModel> LoadServedModel(const ServedModelOptions& options,
+                                    const ProgressListener& listener) {
   ServedModel served{.info = Announce(options)};
+  HB_RETURN_IF_ERROR(LoadText(options, listener, served));
   ModelFiles files;
-  Status loaded = LoadParts(options, listener, served, files);
-  if (Status unchanged = files.Check(); !unchanged) loaded = std::move(unchanged);
-  if (!loaded) {
-    return tl::unexpected(LoadFailure{LoadFailure::Kind::kModel, loaded.error().message});
-  }
-  auto executor = options.fake ? MakeFake(options, *served.tokenizer)
-                               : MakeExecutor(options, *served.transformer);
-  if (!executor) {
-    return tl::unexpected(LoadFailure{LoadFailure::Kind::kMemory, executor.error().message});
-  }
-  served.executor = std::make_unique<WatchedExecutor>(*std::move(executor), std::move(files));
+  Status loaded =
+      options.fake ? LoadFake(options, served) : LoadModel(options, listener, served, files);
+  HB_RETURN_IF_ERROR(files.Check());
+  HB_RETURN_IF_ERROR(std::move(loaded));
+  served.executor = std::make_unique<WatchedExecutor>(std::move(served.executor), std::move(files));
   served.info.max_model_len = served.executor->limits().max_model_len;
   served.info.vocabulary = served.executor->limits().vocabulary;
   if (served.info.chat.effort_texts.max && served.info.max_model_len < kMaxEffortTokens) {

@@ -34,8 +34,10 @@ struct ServedModelOptions {
 
   int64_t max_num_seqs = 16;
   std::optional<int64_t> max_model_len;           // absent: the model's, or what fits
-  std::optional<int64_t> kv_cache_bytes;          // absent: half of the memory that is free then
+  std::optional<int64_t> kv_cache_bytes;          // absent: half of what weights leave free
   std::optional<int64_t> prefix_cache_snapshots;  // absent: what a tenth of it holds
+
+  int64_t request_bytes = 0;  // that requests may take beside the model
 
   std::vector<std::string> served_names;  // empty: the directory's name
   bool read_generation_config = true;
@@ -52,17 +54,12 @@ struct ServedModel {
   ModelInfo info;  // complete; points to the tokenizer
 };
 
-struct LoadFailure {
-  enum class Kind { kModel, kMemory };  // the directory is not what it must be; memory is short
-  Kind kind = Kind::kModel;
-  std::string message;
-};
-
 // What is known of the model before it is loaded: names and time.
 ModelInfo Announce(const ServedModelOptions& options);
 
-// `listener` is told of the phases "read tokenizer" and "load weights".
-tl::expected<ServedModel, LoadFailure> LoadServedModel(const ServedModelOptions& options,
-                                                       const ProgressListener& listener);
+// `listener` is told of the phases "read tokenizer" and "load weights". Errors: the directory is
+// not what it must be; memory is short (kMemory), which is asked for before weights are read.
+Result<ServedModel> LoadServedModel(const ServedModelOptions& options,
+                                    const ProgressListener& listener);
 
 }  // namespace halfbyte

@@ -18,7 +18,7 @@ namespace halfbyte {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using Loaded = tl::expected<ServedModel, LoadFailure>;
+using Loaded = Result<ServedModel>;
 
 constexpr int kOtherThreads = 5;  // engine, two that read bodies, one that loads, one to spare
 constexpr size_t kLeastKeyBytes = 20;
@@ -113,18 +113,17 @@ class Supervisor {
     Loaded model = loading_.get();
     if (!model) return LoadingFailed(model.error());
     if (const Status started = service_.Start(*std::move(model)); !started) {
-      return LoadingFailed({LoadFailure::Kind::kMemory, started.error().message});
+      return LoadingFailed(started.error());
     }
     fmt::print("halfbyte ready {}\n", server_.addresses().front());
     std::fflush(stdout);
     return std::nullopt;
   }
 
-  ServeResult LoadingFailed(const LoadFailure& failure) {
+  ServeResult LoadingFailed(const Error& error) {
     service_.lifecycle().SetFailed();
     server_.Stop(Clock::now());
-    const bool memory = failure.kind == LoadFailure::Kind::kMemory;
-    return {memory ? ServeEnd::kMemory : ServeEnd::kModel, failure.message};
+    return {error.kind == ErrorKind::kInput ? ServeEnd::kModel : ServeEnd::kMemory, error.message};
   }
 
   std::optional<ServeResult> TickDraining(const EngineStatistics& engine, Clock::time_point now) {

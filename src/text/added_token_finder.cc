@@ -4,7 +4,7 @@
 
 namespace halfbyte {
 
-AddedTokenFinder::AddedTokenFinder(std::vector<std::pair<std::string_view, int32_t>> tokens)
+AddedTokenFinder::AddedTokenFinder(std::vector<std::pair<std::string, int32_t>> tokens)
     : tokens_(std::move(tokens)) {
   std::sort(tokens_.begin(), tokens_.end());
   for (uint32_t i = 0; i < tokens_.size(); ++i) {

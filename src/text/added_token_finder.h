@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -24,8 +25,8 @@ struct FoundToken {
 class AddedTokenFinder {
  public:
   AddedTokenFinder() = default;
-  // Spellings, not empty and each once, with their ids. The views must outlive the finder.
-  explicit AddedTokenFinder(std::vector<std::pair<std::string_view, int32_t>> tokens);
+  // Spellings, not empty and each once, with their ids.
+  explicit AddedTokenFinder(std::vector<std::pair<std::string, int32_t>> tokens);
 
   // Appends the tokens that lie wholly inside text[range], in order, disjoint.
   void FindAll(std::string_view text, ByteRange range, std::vector<FoundToken>* found) const;
@@ -39,7 +40,7 @@ class AddedTokenFinder {
   };
   Match LongestAt(std::string_view text) const;
 
-  std::vector<std::pair<std::string_view, int32_t>> tokens_;           // sorted by spelling
+  std::vector<std::pair<std::string, int32_t>> tokens_;                // sorted by spelling
   std::array<std::pair<uint32_t, uint32_t>, 256> by_first_byte_ = {};  // ranges of tokens_
 };
 

@@ -4,6 +4,7 @@
 // beyond it.
 #pragma once
 
+#include <algorithm>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -14,21 +15,27 @@
 
 namespace halfbyte {
 
+struct Split {
+  Regex regex;
+  bool covers_all = false;  // text between matches is an error
+};
+
 class PreTokenizer {
  public:
   PreTokenizer() = default;
-  explicit PreTokenizer(std::vector<Regex> splits) : splits_(std::move(splits)) {}
+  explicit PreTokenizer(std::vector<Split> splits) : splits_(std::move(splits)) {}
 
   // Calls sink(std::string_view) for each piece, in order; the pieces are non-empty and make up
-  // `text`, which must be valid UTF-8. Error: a regex gives up (Regex::Find).
+  // `text`, which must be valid UTF-8. Error: a regex gives up (Regex::Find), or matches less than
+  // it must.
   template <class Sink>
   Status ForEachPiece(std::string_view text, RegexScratch* scratch, Sink&& sink) const {
-    return Split(0, text, scratch, sink);
+    return Cut(0, text, scratch, sink);
   }
 
  private:
   template <class Sink>
-  Status Split(size_t stage, std::string_view text, RegexScratch* scratch, Sink& sink) const {
+  Status Cut(size_t stage, std::string_view text, RegexScratch* scratch, Sink& sink) const {
     if (text.empty()) return {};
     if (stage == splits_.size()) {
       sink(text);
@@ -36,23 +43,30 @@ class PreTokenizer {
     }
     size_t done = 0;  // text before this has been handed on
     size_t from = 0;  // the search goes on here
+    const auto hand_on_before = [&](size_t end) -> Status {
+      if (end > done && splits_[stage].covers_all) {
+        return MakeError("does not match \"{}\"",
+                         text.substr(done, std::min<size_t>(end - done, 60)));
+      }
+      return Cut(stage + 1, text.substr(done, end - done), scratch, sink);
+    };
     while (from <= text.size()) {
-      auto found = splits_[stage].Find(text, from, scratch);
+      auto found = splits_[stage].regex.Find(text, from, scratch);
       if (!found) return tl::unexpected(std::move(found.error()));
       if (!*found) break;
       const auto [begin, end] = **found;
-      HB_RETURN_IF_ERROR(Split(stage + 1, text.substr(done, begin - done), scratch, sink));
-      HB_RETURN_IF_ERROR(Split(stage + 1, text.substr(begin, end - begin), scratch, sink));
+      HB_RETURN_IF_ERROR(hand_on_before(begin));
+      HB_RETURN_IF_ERROR(Cut(stage + 1, text.substr(begin, end - begin), scratch, sink));
       done = end;
       from = end;
       if (begin == end) {  // an empty match cuts here; the next one is a character further
         from += end < text.size() ? NextUtf8(text.substr(end)).length : 1;
       }
     }
-    return Split(stage + 1, text.substr(done), scratch, sink);
+    return hand_on_before(text.size());
   }
 
-  std::vector<Regex> splits_;
+  std::vector<Split> splits_;
 };
 
 }  // namespace halfbyte

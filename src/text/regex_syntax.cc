@@ -7,6 +7,7 @@
 #include <cctype>
 #include <optional>
 #include <utility>
+#include <vector>
 
 namespace halfbyte {
 namespace {
@@ -189,21 +190,54 @@ class Translator {
     return {};
   }
 
-  Status Class() {
-    Copy(1);
-    if (!in_.empty() && in_.front() == '^') Copy(1);
-    if (!in_.empty() && in_.front() == ']') return Unsupported("an empty class");
-    while (!in_.empty() && in_.front() != ']') {
-      if (in_.front() == '[') return Unsupported("[ inside a class (write \\[)");
-      if (in_.substr(0, 2) == "&&") return Unsupported("&& inside a class");
-      if (in_.front() == '\\') {
+  // What stands in a class up to its end or to "&&", as an expression for one character: a class of
+  // PCRE2's, or a union with the classes that stand in it.
+  Result<std::string> ClassOperand(int depth) {
+    std::vector<std::string> sets;
+    std::string before = std::exchange(out_, "");
+    while (!in_.empty() && in_.front() != ']' && in_.substr(0, 2) != "&&") {
+      if (in_.front() == '[') {
+        std::string members = std::exchange(out_, "");
+        HB_RETURN_IF_ERROR(Class(depth + 1));
+        sets.push_back(std::exchange(out_, std::move(members)));
+      } else if (in_.front() == '\\') {
         HB_RETURN_IF_ERROR(Escape(/*in_class=*/true));
       } else {
         Copy(1);
       }
     }
     if (in_.empty()) return MakeError("a class lacks its closing bracket");
-    Copy(1);
+    const std::string members = std::exchange(out_, std::move(before));
+    if (!members.empty()) {  // a ^ at its start is no negation
+      sets.push_back(fmt::format("[{}{}]", members.front() == '^' ? "\\" : "", members));
+    }
+    if (sets.empty()) return Unsupported("an empty class");
+    return sets.size() == 1 ? sets[0] : fmt::format("(?:{})", fmt::join(sets, "|"));
+  }
+
+  // PCRE2 knows neither classes in classes nor "&&", an intersection: that becomes look-ahead.
+  Status Class(int depth = 0) {
+    constexpr int kDeepest = 8;
+    if (in_.substr(0, 2) == "[:") return Unsupported("[: inside a class");
+    if (depth > kDeepest) return Unsupported("a class eight classes deep");
+    const bool negated = in_.substr(0, 2) == "[^";
+    in_.remove_prefix(negated ? 2 : 1);
+    HB_ASSIGN_OR_RETURN(std::string one, ClassOperand(depth));
+    bool plain = one.front() == '[';
+    for (; in_.front() == '&'; plain = false) {
+      in_.remove_prefix(2);
+      HB_ASSIGN_OR_RETURN(const std::string other, ClassOperand(depth));
+      one = fmt::format("(?={}){}", one, other);
+    }
+    in_.remove_prefix(1);
+    if (plain && !negated) {
+      out_ += one;
+    } else if (plain && one[1] != '^') {
+      out_ += "[^" + one.substr(1);
+    } else {
+      out_ += negated ? fmt::format(R"((?:(?!{})[\x{{0}}-\x{{10FFFF}}]))", one)
+                      : fmt::format("(?:{})", one);
+    }
     return {};
   }
 

@@ -3,9 +3,9 @@
 // translation.
 //
 // What means the same in both passes through. What differs is rewritten (\s \d \w \v \uHHHH
-// \p{Script}, captures). What we do not translate is an error that names it, so that no pattern
-// silently matches something else: back references, \b, \h, \R, nested classes, POSIX brackets, &&,
-// named groups, inline options other than (?i:, verbs, a{2}? and a{2,3}+.
+// \p{Script}, classes in classes, && in classes, captures). What we do not translate is an error
+// that names it, so that no pattern silently matches something else: back references, \b, \h, \R,
+// POSIX brackets, named groups, inline options other than (?i:, verbs, a{2}? and a{2,3}+.
 #pragma once
 
 #include <string>

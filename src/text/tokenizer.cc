@@ -1,6 +1,7 @@
 #include "text/tokenizer.h"
 
 #include <algorithm>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <unordered_map>
@@ -8,9 +9,11 @@
 
 #include "base/check.h"
 #include "base/file.h"
+#include "base/memory_plan.h"
 #include "text/bpe.h"
 #include "text/pre_tokenizer.h"
 #include "text/tokenizer_file.h"
+#include "text/unicode_form.h"
 #include "text/utf8.h"
 
 namespace halfbyte {
@@ -50,38 +53,53 @@ struct Tokenizer::State {
   Bpe bpe;
   mutable ScratchPool pool;
 
-  Status EncodeText(std::string_view text, Scratch* scratch, std::vector<int32_t>* ids) const;
-  Status EncodeValid(std::string_view text, Scratch* scratch, std::vector<int32_t>* ids) const;
+  // Text without added tokens of the first kind; control tokens may be where `ours` are.
+  Status EncodeText(std::string_view text, std::span<const ByteRange> ours, Scratch* scratch,
+                    std::vector<int32_t>* ids) const;
+  Status EncodeValid(std::string_view text, std::span<const ByteRange> ours, Scratch* scratch,
+                     std::vector<int32_t>* ids) const;
+  Status EncodeOrdinary(std::string_view text, Scratch* scratch, std::vector<int32_t>* ids) const;
 };
 
 namespace {
 
 Result<PreTokenizer> CompileSplits(const TokenizerFile& file, std::string_view source) {
-  std::vector<Regex> splits;
+  std::vector<Split> splits;
   for (const SplitRule& rule : file.splits) {
     auto regex = rule.literal ? Regex::Literal(rule.pattern) : Regex::Compile(rule.pattern);
     if (!regex) {
       return MakeError("{}: the pre-tokenizer's regex {} {}", source, splits.size() + 1,
                        regex.error().message);
     }
-    splits.push_back(*std::move(regex));
+    splits.push_back({*std::move(regex), rule.covers_all});
   }
   return PreTokenizer(std::move(splits));
 }
 
-// `ranges` without the parts in `found`, which lie inside them in order.
-std::vector<ByteRange> Without(std::span<const ByteRange> ranges,
-                               std::span<const FoundToken> found) {
-  std::vector<ByteRange> rest;
-  size_t next = 0;
-  for (ByteRange range : ranges) {
-    for (; next < found.size() && found[next].range.end <= range.end; ++next) {
-      rest.push_back({range.begin, found[next].range.begin});
-      range.begin = found[next].range.end;
-    }
-    rest.push_back(range);
+// What lies of `ranges`, which are in order, in [begin, end), counted from `begin`. `next` is the
+// first range that may; calls go up the text.
+std::vector<ByteRange> RangesWithin(std::span<const ByteRange> ranges, size_t begin, size_t end,
+                                    size_t* next) {
+  std::vector<ByteRange> within;
+  while (*next < ranges.size() && ranges[*next].end <= begin) ++*next;
+  for (size_t i = *next; i < ranges.size() && ranges[i].begin < end; ++i) {
+    within.push_back(
+        {std::max(ranges[i].begin, begin) - begin, std::min(ranges[i].end, end) - begin});
   }
-  return rest;
+  return within;
+}
+
+// Calls between(begin, end) for what lies before, between and after the tokens, and token(id).
+template <class Between, class Token>
+Status ForEachBetween(std::span<const FoundToken> found, size_t size, const Between& between,
+                      const Token& token) {
+  size_t done = 0;
+  for (const FoundToken& each : found) {
+    HB_RETURN_IF_ERROR(between(done, each.range.begin));
+    token(each.id);
+    done = each.range.end;
+  }
+  return between(done, size);
 }
 
 std::vector<ByteRange> JoinAdjacent(std::span<const ByteRange> ranges, size_t size) {
@@ -108,6 +126,13 @@ Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
 Tokenizer::~Tokenizer() = default;
 
 Result<Tokenizer> Tokenizer::Load(const std::filesystem::path& path) {
+  // While it is read: its text, the parsed JSON, the tables (deepseek's and llama's took 7).
+  constexpr int64_t kBytesPerByte = 8;
+  std::error_code unreadable;  // for ReadTextFile to report
+  const auto size = std::filesystem::file_size(path, unreadable);
+  MemoryPlan plan;
+  plan.Add("tokenizer", unreadable ? 0 : kBytesPerByte * static_cast<int64_t>(size));
+  HB_RETURN_IF_ERROR(plan.Check(ReadAvailableMemory(), path.string(), "more memory is needed"));
   HB_ASSIGN_OR_RETURN(const std::string json, ReadTextFile(path));
   return FromJson(json, path.string());
 }
@@ -122,20 +147,28 @@ Result<Tokenizer> Tokenizer::FromJson(std::string_view json, std::string_view so
   BpeMergeTable merges;
   uint32_t duplicate = 0;
   if (!merges.Build(file.merges, &duplicate)) {
-    return MakeError("{}: field model.merges[{}] repeats an earlier rule", source, duplicate);
+    const BpeMerge& merge = file.merges[duplicate];
+    return MakeError("{}: field model.merges has two rules that join {} and {}", source,
+                     Quote(file.token_bytes[static_cast<size_t>(merge.left)]),
+                     Quote(file.token_bytes[static_cast<size_t>(merge.right)]));
   }
   state->bpe = Bpe(file.byte_ids, std::move(merges));
 
   state->special.resize(file.token_bytes.size());
-  std::vector<std::pair<std::string_view, int32_t>> spellings[2];
+  std::map<std::string, int32_t> spellings[2];
   for (const AddedToken& token : file.added_tokens) {
-    if (!state->added_ids.emplace(token.content, token.id).second) {
-      return MakeError("{}: field added_tokens lists id {} twice", source, token.id);
-    }
     state->special[static_cast<size_t>(token.id)] = token.special;
-    spellings[token.normalized].emplace_back(token.content, token.id);
+    state->added_ids.emplace(token.content, token.id);
+    std::vector<ByteRange> none;
+    HB_ASSIGN_OR_RETURN(const auto normal, ToForm(token.normalized ? file.form : UnicodeForm::kAsIs,
+                                                  token.content, &none));
+    if (!spellings[token.normalized].emplace(normal.value_or(token.content), token.id).second) {
+      return MakeError("{}: field added_tokens: id {} is spelled as another one", source, token.id);
+    }
   }
-  for (int i = 0; i < 2; ++i) state->finders[i] = AddedTokenFinder(std::move(spellings[i]));
+  for (int i = 0; i < 2; ++i) {
+    state->finders[i] = AddedTokenFinder({spellings[i].begin(), spellings[i].end()});
+  }
   for (size_t id = 0; file.ignore_merges && id < file.token_bytes.size(); ++id) {
     if (file.ordinary[id]) {
       state->whole_words.emplace(file.token_bytes[id], static_cast<int32_t>(id));
@@ -155,64 +188,82 @@ Result<std::vector<int32_t>> Tokenizer::Encode(std::string_view text,
   if (text.size() >= size_t{1} << 31) {
     return MakeError("text of {} bytes is too long to tokenize; the limit is 2 GiB", text.size());
   }
-  // The reference looks for tokens that are not "normalized" first, then for the others in the
-  // rest.
-  std::vector<ByteRange> ranges = JoinAdjacent(ours, text.size());
+  // The reference looks for tokens that are not "normalized" first, then, in what they leave and
+  // after normalizing it, for the others.
+  const std::vector<ByteRange> ranges = JoinAdjacent(ours, text.size());
   std::vector<FoundToken> found;
   for (const ByteRange& range : ranges) state_->finders[0].FindAll(text, range, &found);
-  if (!state_->finders[1].empty()) {
-    ranges = Without(ranges, found);
-    for (const ByteRange& range : ranges) state_->finders[1].FindAll(text, range, &found);
-    std::sort(found.begin(), found.end(), [](const FoundToken& a, const FoundToken& b) {
-      return a.range.begin < b.range.begin;
-    });
-  }
-  return EncodeAround(text, found);
-}
-
-Result<std::vector<int32_t>> Tokenizer::EncodeAround(std::string_view text,
-                                                     std::span<const FoundToken> found) const {
   std::vector<int32_t> ids;
   ids.reserve(text.size() / 3 + found.size());
   auto scratch = state_->pool.Take();
-  size_t done = 0;
-  Status status;
-  for (const FoundToken& token : found) {
-    status = state_->EncodeText(text.substr(done, token.range.begin - done), scratch.get(), &ids);
-    if (!status) break;
-    ids.push_back(token.id);
-    done = token.range.end;
-  }
-  if (status) status = state_->EncodeText(text.substr(done), scratch.get(), &ids);
+  size_t next = 0;
+  auto status = ForEachBetween(
+      found, text.size(),
+      [&](size_t begin, size_t end) {
+        return state_->EncodeText(text.substr(begin, end - begin),
+                                  RangesWithin(ranges, begin, end, &next), scratch.get(), &ids);
+      },
+      [&](int32_t id) { ids.push_back(id); });
   state_->pool.Return(std::move(scratch));
   HB_RETURN_IF_ERROR(std::move(status));
   return ids;
 }
 
-Status Tokenizer::State::EncodeText(std::string_view text, Scratch* scratch,
-                                    std::vector<int32_t>* ids) const {
-  if (IsValidUtf8(text)) return EncodeValid(text, scratch, ids);
-  while (!text.empty()) {
-    size_t valid = 0;
+Result<std::vector<int32_t>> Tokenizer::EncodePrompt(std::string_view text,
+                                                     bool add_special_tokens) const {
+  HB_ASSIGN_OR_RETURN(std::vector<int32_t> ids, Encode(text, ControlTokens::kRecognized));
+  if (add_special_tokens) {
+    const SpecialTokens& added = state_->file.special_tokens;
+    ids.insert(ids.begin(), added.before.begin(), added.before.end());
+    ids.insert(ids.end(), added.after.begin(), added.after.end());
+  }
+  return ids;
+}
+
+Status Tokenizer::State::EncodeText(std::string_view text, std::span<const ByteRange> ours,
+                                    Scratch* scratch, std::vector<int32_t>* ids) const {
+  if (IsValidUtf8(text)) return EncodeValid(text, ours, scratch, ids);
+  size_t next = 0;
+  for (size_t begin = 0; begin < text.size();) {
+    size_t end = begin;
     Utf8Step step = {Utf8Part::kCharacter, 0};
-    while (valid < text.size()) {
-      step = NextUtf8(text.substr(valid));
+    while (end < text.size()) {
+      step = NextUtf8(text.substr(end));
       if (step.part != Utf8Part::kCharacter) break;
-      valid += step.length;
+      end += step.length;
     }
-    HB_RETURN_IF_ERROR(EncodeValid(text.substr(0, valid), scratch, ids));
-    text.remove_prefix(valid);
-    if (text.empty()) break;
-    for (const char c : text.substr(0, step.length)) {
+    HB_RETURN_IF_ERROR(EncodeValid(text.substr(begin, end - begin),
+                                   RangesWithin(ours, begin, end, &next), scratch, ids));
+    if (end == text.size()) break;
+    for (const char c : text.substr(end, step.length)) {
       ids->push_back(bpe.byte_id(static_cast<uint8_t>(c)));
+      if (ids->back() < 0) {
+        return MakeError("the text is not valid UTF-8, and {} has no token for its byte 0x{:02x}",
+                         source, static_cast<uint8_t>(c));
+      }
     }
-    text.remove_prefix(step.length);
+    begin = end + step.length;
   }
   return {};
 }
 
-Status Tokenizer::State::EncodeValid(std::string_view text, Scratch* scratch,
-                                     std::vector<int32_t>* ids) const {
+Status Tokenizer::State::EncodeValid(std::string_view text, std::span<const ByteRange> ours,
+                                     Scratch* scratch, std::vector<int32_t>* ids) const {
+  std::vector<ByteRange> ranges(ours.begin(), ours.end());
+  HB_ASSIGN_OR_RETURN(const auto normal, ToForm(file.form, text, &ranges));
+  if (normal) text = *normal;
+  std::vector<FoundToken> found;
+  for (const ByteRange& range : ranges) finders[1].FindAll(text, range, &found);
+  return ForEachBetween(
+      found, text.size(),
+      [&](size_t begin, size_t end) {
+        return EncodeOrdinary(text.substr(begin, end - begin), scratch, ids);
+      },
+      [&](int32_t id) { ids->push_back(id); });
+}
+
+Status Tokenizer::State::EncodeOrdinary(std::string_view text, Scratch* scratch,
+                                        std::vector<int32_t>* ids) const {
   auto status = pre_tokenizer.ForEachPiece(text, &scratch->regex, [&](std::string_view piece) {
     if (file.ignore_merges) {
       if (const auto whole = whole_words.find(piece); whole != whole_words.end()) {

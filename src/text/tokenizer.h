@@ -3,9 +3,10 @@
 //   HB_ASSIGN_OR_RETURN(const Tokenizer tokenizer, Tokenizer::Load(dir / "tokenizer.json"));
 //   HB_ASSIGN_OR_RETURN(const auto ids, tokenizer.Encode("Hello", ControlTokens::kAsText));
 //
-// Text may be any bytes. Decode(Encode(text)) == text, byte for byte: what is not valid UTF-8
-// becomes one single-byte token per byte, and cuts the text around it into separate pretokens.
-// Thread-safe; an Encode borrows working memory (about 1 MiB) that stays for the next.
+// Text may be any bytes. Decode(Encode(text)) == text, byte for byte (or the Unicode form of it
+// that the file asks for): what is not valid UTF-8 becomes one single-byte token per byte, and cuts
+// the text around it into separate pretokens. Thread-safe; an Encode borrows working memory (about
+// 1 MiB) that stays for the next.
 #pragma once
 
 #include <cstdint>
@@ -37,13 +38,18 @@ class Tokenizer {
   Tokenizer& operator=(Tokenizer&&) noexcept;
   ~Tokenizer();
 
-  // Errors: text of 2 GiB or more; a regex of the file gives up on the text.
+  // Errors: text of 2 GiB or more; a regex of the file gives up on the text, or leaves some of it
+  // where it must not (SplitRule); a byte that UTF-8 never has, where the vocabulary lacks it, too.
   Result<std::vector<int32_t>> Encode(std::string_view text, ControlTokens control) const;
 
   // Control tokens are recognised only where they lie wholly inside `ours`: ranges of `text`, in
   // order and disjoint; adjacent ones count as one (server.md §3.3). Pretokens ignore the borders
   // of the ranges, so that all else equals the reference.
   Result<std::vector<int32_t>> Encode(std::string_view text, std::span<const ByteRange> ours) const;
+
+  // A text as the reference library encodes it: control tokens recognised, and the tokens around it
+  // that the file's post_processor adds (bos, mostly), unless `add_special_tokens` is off.
+  Result<std::vector<int32_t>> EncodePrompt(std::string_view text, bool add_special_tokens) const;
 
   // The bytes of the tokens in a row. With skip_special, special tokens give none.
   // Error: an id outside the vocabulary.
@@ -56,15 +62,14 @@ class Tokenizer {
   // The id of an added token by its spelling. Error naming file and token if there is none.
   Result<int32_t> IdOf(std::string_view added_token) const;
 
-  // Ids are 0 .. vocab_size() - 1. A model may have more rows than this.
+  // Ids are 0 .. vocab_size() - 1; one that the file leaves out stands for no bytes. A model may
+  // have more rows than this.
   int32_t vocab_size() const;
   const std::string& source() const;
 
  private:
   struct State;
   explicit Tokenizer(std::unique_ptr<State> state);
-  Result<std::vector<int32_t>> EncodeAround(std::string_view text,
-                                            std::span<const FoundToken> found) const;
 
   std::unique_ptr<State> state_;
 };

@@ -16,137 +16,13 @@ namespace dom = simdjson::dom;
 
 constexpr size_t kMaxNesting = 64;
 constexpr size_t kMaxAddedTokenBytes = 512;
-
-// The split that a ByteLevel pre-tokenizer with use_regex performs (GPT-2).
-constexpr std::string_view kByteLevelRegex =
-    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-
-// For messages: enough of a token or type name to find it by.
-std::string Quote(std::string_view text) {
-  // Cut between characters: error messages stay valid UTF-8.
-  size_t end = std::min<size_t>(text.size(), 60);
-  while (end < text.size() && end > 0 && (static_cast<uint8_t>(text[end]) & 0xC0) == 0x80) --end;
-  return fmt::format("\"{}{}\"", text.substr(0, end), end < text.size() ? "..." : "");
-}
-
-// Refuses `key` unless it is absent, null or false (true with `neutral` true).
-Status RequireBool(const JsonFields& fields, std::string_view key, bool neutral) {
-  HB_ASSIGN_OR_RETURN(const auto value, fields.Bool(key));
-  if (value.value_or(neutral) == neutral) return {};
-  return MakeError("{} is {}, which is not supported", fields.Describe(key), *value);
-}
-
-Status RequireAbsent(const JsonFields& fields, std::string_view key) {
-  if (!fields.Get(key)) return {};
-  return MakeError("{} is set, which is not supported", fields.Describe(key));
-}
+constexpr int64_t kMostIds = 1 << 20;  // four times the largest vocabulary there is
 
 Status RequireNoText(const JsonFields& fields, std::string_view key) {
   HB_ASSIGN_OR_RETURN(const auto value, fields.String(key));
   if (value.value_or("").empty()) return {};
-  return MakeError("{} is {}, which is not supported", fields.Describe(key), Quote(*value));
-}
-
-// The "type" field of an object whose other fields are not yet known.
-Result<std::string_view> TypeOf(dom::element value, std::string_view source,
-                                std::string_view where) {
-  std::string_view type;
-  if (value["type"].get(type) != simdjson::SUCCESS) {
-    return MakeError("{}: field {} must be an object with a \"type\"", source, where);
-  }
-  return type;
-}
-
-// Normalizer: none, which is also what an empty sequence says.
-Status CheckNormalizer(dom::element value, const std::string& source) {
-  HB_ASSIGN_OR_RETURN(const std::string_view type, TypeOf(value, source, "normalizer"));
-  dom::array parts;
-  if (type == "Sequence" && value["normalizers"].get(parts) == simdjson::SUCCESS &&
-      parts.size() == 0) {
-    return {};
-  }
-  return MakeError("{}: field normalizer: type {} is not supported, only null", source,
-                   Quote(type));
-}
-
-// Post-processor and decoder of this type have options that change offsets only.
-Status CheckByteLevel(dom::element value, std::string_view where, const std::string& source) {
-  HB_ASSIGN_OR_RETURN(const std::string_view type, TypeOf(value, source, where));
-  if (type == "ByteLevel") return {};
-  return MakeError("{}: field {}: type {} is not supported, only ByteLevel", source, where,
-                   Quote(type));
-}
-
-Result<SplitRule> ReadSplit(dom::element value, const std::string& source,
-                            const std::string& where) {
-  HB_ASSIGN_OR_RETURN(
-      const JsonFields fields,
-      JsonFields::Of(value, source, where, {"type", "pattern", "behavior", "invert"}));
-  HB_ASSIGN_OR_RETURN(const auto behavior, fields.String("behavior"));
-  if (behavior.value_or("") != "Isolated") {
-    return MakeError("{} is {}; only \"Isolated\" is supported", fields.Describe("behavior"),
-                     Quote(behavior.value_or("")));
-  }
-  HB_RETURN_IF_ERROR(fields.Bool("invert"));  // isolating matches or what lies between is the same
-  const auto pattern = fields.Get("pattern");
-  if (!pattern) return MakeError("{} is missing", fields.Describe("pattern"));
-  HB_ASSIGN_OR_RETURN(
-      const JsonFields kinds,
-      JsonFields::Of(*pattern, source, fields.Path("pattern"), {"Regex", "String"}));
-  HB_ASSIGN_OR_RETURN(const auto regex, kinds.String("Regex"));
-  HB_ASSIGN_OR_RETURN(const auto literal, kinds.String("String"));
-  const std::string text(regex ? *regex : literal.value_or(""));
-  if ((regex && literal) || text.empty()) {
-    return MakeError("{} must hold one non-empty \"Regex\" or \"String\"",
-                     fields.Describe("pattern"));
-  }
-  return SplitRule{text, literal.has_value()};
-}
-
-Result<std::vector<SplitRule>> ReadPreTokenizer(dom::element value, const std::string& source) {
-  HB_ASSIGN_OR_RETURN(const std::string_view top_type, TypeOf(value, source, "pre_tokenizer"));
-  std::vector<std::pair<dom::element, std::string>> parts;
-  if (top_type == "Sequence") {
-    HB_ASSIGN_OR_RETURN(const JsonFields fields,
-                        JsonFields::Of(value, source, "pre_tokenizer", {"type", "pretokenizers"}));
-    HB_ASSIGN_OR_RETURN(const auto array, fields.Array("pretokenizers"));
-    if (!array) return MakeError("{} is missing", fields.Describe("pretokenizers"));
-    for (const dom::element part : *array) {
-      parts.emplace_back(part, fmt::format("pre_tokenizer.pretokenizers[{}]", parts.size()));
-    }
-  } else {
-    parts.emplace_back(value, "pre_tokenizer");
-  }
-  if (parts.size() > 64) {
-    return MakeError("{}: field pre_tokenizer has {} steps; the limit is 64", source, parts.size());
-  }
-  std::vector<SplitRule> splits;
-  bool byte_level = false;
-  for (const auto& [part, where] : parts) {
-    HB_ASSIGN_OR_RETURN(const std::string_view type, TypeOf(part, source, where));
-    if (byte_level) {
-      return MakeError("{}: field {}: nothing may follow ByteLevel", source, where);
-    }
-    if (type == "Split") {
-      HB_ASSIGN_OR_RETURN(SplitRule split, ReadSplit(part, source, where));
-      splits.push_back(std::move(split));
-    } else if (type == "ByteLevel") {
-      HB_ASSIGN_OR_RETURN(const JsonFields fields, JsonFields::Of(part, source, where,
-                                                                  {"type", "add_prefix_space",
-                                                                   "trim_offsets", "use_regex"}));
-      HB_RETURN_IF_ERROR(RequireBool(fields, "add_prefix_space", false));
-      HB_ASSIGN_OR_RETURN(const auto use_regex, fields.Bool("use_regex"));
-      if (use_regex.value_or(true)) splits.push_back({std::string(kByteLevelRegex), false});
-      byte_level = true;
-    } else {
-      return MakeError("{}: field {}: type {} is not supported, only Split and ByteLevel", source,
-                       where, Quote(type));
-    }
-  }
-  if (!byte_level) {
-    return MakeError("{}: field pre_tokenizer must end with ByteLevel", source);
-  }
-  return splits;
+  return MakeError("{} is {}, which is not supported; {}", fields.Describe(key), Quote(*value),
+                   kEncodeElsewhere);
 }
 
 Result<AddedToken> ReadAddedToken(dom::element value, const std::string& source,
@@ -178,26 +54,30 @@ Result<AddedToken> ReadAddedToken(dom::element value, const std::string& source,
 class Vocabulary {
  public:
   Status Read(dom::object vocab, const std::vector<AddedToken>& added, const std::string& source) {
-    const size_t most = vocab.size() + added.size();
-    ids_.reserve(most);
+    ids_.reserve(vocab.size() + added.size());
     for (const auto& [spelling, value] : vocab) {
       int64_t id = -1;
-      if (value.get(id) != simdjson::SUCCESS || id < 0 || static_cast<size_t>(id) >= most) {
+      if (value.get(id) != simdjson::SUCCESS || id < 0 || id >= kMostIds) {
         return MakeError("{}: field model.vocab: token {} has an id that is not in 0..{}", source,
-                         Quote(spelling), most - 1);
+                         Quote(spelling), kMostIds - 1);
       }
       HB_RETURN_IF_ERROR(Insert(spelling, static_cast<int32_t>(id), source));
     }
+    // Added tokens that the vocabulary lacks: the reference library numbers them itself, after the
+    // vocabulary's count and the added tokens so far.
+    const auto count = static_cast<int32_t>(ids_.size());
+    int32_t next = count;
     for (const AddedToken& token : added) {
       const auto known = ids_.find(token.content);
-      if (known == ids_.end()) {
-        HB_RETURN_IF_ERROR(Insert(token.content, token.id, source));
-      } else if (known->second != token.id) {
-        return MakeError("{}: token {} has id {} in one place and {} in another", source,
-                         Quote(token.content), known->second, token.id);
+      const int32_t id = known == ids_.end() ? next : known->second;
+      if (id != token.id) {
+        return MakeError("{}: token {} has id {} among the added tokens, but its place makes it {}",
+                         source, Quote(token.content), token.id, id);
       }
+      if (known == ids_.end()) HB_RETURN_IF_ERROR(Insert(token.content, id, source));
+      next = std::max(next, id + 1);
     }
-    return CheckNoHoles(source);
+    return {};
   }
 
   std::optional<int32_t> Find(std::string_view spelling) const {
@@ -205,60 +85,46 @@ class Vocabulary {
     return it == ids_.end() ? std::nullopt : std::optional(it->second);
   }
 
-  const std::vector<std::string_view>& spellings() const { return spellings_; }
+  // By id; nullopt where there is no such token.
+  const std::vector<std::optional<std::string_view>>& spellings() const { return spellings_; }
 
  private:
   Status Insert(std::string_view spelling, int32_t id, const std::string& source) {
     if (!ids_.emplace(spelling, id).second) {
       return MakeError("{}: token {} appears twice", source, Quote(spelling));
     }
-    by_id_.emplace_back(id, spelling);
-    return {};
-  }
-
-  // As many tokens as ids from 0 on, each once: then there is neither hole nor duplicate.
-  Status CheckNoHoles(const std::string& source) {
-    spellings_.resize(by_id_.size());
-    std::vector<bool> used(by_id_.size());
-    for (const auto& [id, spelling] : by_id_) {
-      const auto index = static_cast<size_t>(id);
-      if (index >= used.size()) {
-        return MakeError("{}: token {} has id {}, but there are only {} tokens", source,
-                         Quote(spelling), id, used.size());
-      }
-      if (used[index]) {
-        return MakeError("{}: tokens {} and {} share id {}", source, Quote(spellings_[index]),
-                         Quote(spelling), id);
-      }
-      used[index] = true;
-      spellings_[index] = spelling;
+    const auto index = static_cast<size_t>(id);
+    if (index >= spellings_.size()) spellings_.resize(index + 1);
+    if (spellings_[index]) {
+      return MakeError("{}: tokens {} and {} share id {}", source, Quote(*spellings_[index]),
+                       Quote(spelling), id);
     }
-    by_id_.clear();
+    spellings_[index] = spelling;
     return {};
   }
 
   std::unordered_map<std::string_view, int32_t> ids_;
-  std::vector<std::pair<int32_t, std::string_view>> by_id_;  // while reading
-  std::vector<std::string_view> spellings_;
+  std::vector<std::optional<std::string_view>> spellings_;
 };
 
 Status CheckModel(const JsonFields& model) {
-  HB_ASSIGN_OR_RETURN(const auto type, model.String("type"));
-  if (type.value_or("") != "BPE") {
-    return MakeError("{} is {}; only \"BPE\" is supported", model.Describe("type"),
-                     Quote(type.value_or("")));
+  HB_ASSIGN_OR_RETURN(const auto type, model.String("type"));  // old files lack it
+  if (type.value_or("BPE") != "BPE") {
+    return MakeError("{} is {}; only \"BPE\" is supported; {}", model.Describe("type"),
+                     Quote(*type), kEncodeElsewhere);
   }
   const auto dropout = model.Get("dropout");
   double chance = 0;
   if (dropout && (dropout->get(chance) != simdjson::SUCCESS || chance != 0)) {
-    return MakeError("{} is set, which is not supported", model.Describe("dropout"));
+    return MakeError("{} is set, which would make ids random; set it to null",
+                     model.Describe("dropout"));
   }
   HB_RETURN_IF_ERROR(RequireNoText(model, "continuing_subword_prefix"));
   HB_RETURN_IF_ERROR(RequireNoText(model, "end_of_word_suffix"));
-  HB_RETURN_IF_ERROR(RequireBool(model, "byte_fallback", false));
-  // Every byte has a token, so an unknown token never arises and these two ask nothing of us.
+  // Every byte has a token, so an unknown one never arises and these three ask nothing of us.
   HB_RETURN_IF_ERROR(model.String("unk_token"));
   HB_RETURN_IF_ERROR(model.Bool("fuse_unk"));
+  HB_RETURN_IF_ERROR(model.Bool("byte_fallback"));
   return {};
 }
 
@@ -284,8 +150,8 @@ std::optional<std::pair<std::string_view, std::string_view>> MergeSides(dom::ele
 Status ReadMerges(dom::array rules, const Vocabulary& vocabulary, const std::vector<bool>& special,
                   const std::string& source, TokenizerFile* file) {
   std::string joined;
+  size_t rank = 0;
   for (const dom::element rule : rules) {
-    const size_t rank = file->merges.size();
     const auto fail = [&](std::string_view what, std::string_view token) {
       return MakeError("{}: field model.merges[{}] {} {}", source, rank, what, Quote(token));
     };
@@ -302,13 +168,19 @@ Status ReadMerges(dom::array rules, const Vocabulary& vocabulary, const std::vec
       if (!id) return fail("names a token that the vocabulary lacks:", spellings[i]);
       ids[i] = *id;
     }
-    if (special[static_cast<size_t>(ids[2])]) {
+    const bool builds_special = special[static_cast<size_t>(ids[2])];
+    if (builds_special && UnspellBytes(joined) != joined) {
       return fail("would turn ordinary text into the special token", joined);
     }
-    file->merges.push_back({ids[0], ids[1], ids[2]});
+    // Where the reference library comes to merging, it has found special tokens already.
+    if (!builds_special) file->merges.push_back({ids[0], ids[1], ids[2]});
+    ++rank;
   }
   return {};
 }
+
+// Whether valid UTF-8 has this byte.
+bool IsInUtf8(uint8_t byte) { return byte != 0xC0 && byte != 0xC1 && byte < 0xF5; }
 
 Status FillBytes(const Vocabulary& vocabulary, const std::vector<bool>& special,
                  const std::string& source, TokenizerFile* file) {
@@ -319,20 +191,25 @@ Status FillBytes(const Vocabulary& vocabulary, const std::vector<bool>& special,
   }
   file->token_bytes.reserve(spellings.size());
   for (size_t id = 0; id < spellings.size(); ++id) {
+    const std::string_view spelling = spellings[id].value_or("");
     std::optional<std::string> bytes;
-    if (file->ordinary[id]) bytes = UnspellBytes(spellings[id]);
+    if (file->ordinary[id]) bytes = UnspellBytes(spelling);
     if (!bytes) file->ordinary[id] = false;
-    file->token_bytes.push_back(bytes ? *std::move(bytes) : std::string(spellings[id]));
+    file->token_bytes.push_back(bytes ? *std::move(bytes) : std::string(spelling));
   }
   for (int byte = 0; byte < 256; ++byte) {
     const std::string spelling = SpellByte(static_cast<uint8_t>(byte));
     const auto id = vocabulary.Find(spelling);
-    if (!id || special[static_cast<size_t>(*id)]) {
+    // An added token of that spelling stands for the character, as "À" does in DeepSeek-V2.
+    const bool found =
+        id && !special[static_cast<size_t>(*id)] &&
+        file->token_bytes[static_cast<size_t>(*id)] == std::string(1, static_cast<char>(byte));
+    if (!found && IsInUtf8(static_cast<uint8_t>(byte))) {
       return MakeError(
           "{}: field model.vocab lacks an ordinary token for byte 0x{:02x}, spelled {}", source,
           byte, Quote(spelling));
     }
-    file->byte_ids[static_cast<size_t>(byte)] = *id;
+    file->byte_ids[static_cast<size_t>(byte)] = found ? *id : -1;
   }
   return {};
 }
@@ -363,19 +240,12 @@ Result<TokenizerFile> ReadTokenizerFile(dom::element root, const std::string& so
       JsonFields::Of(root, source, "",
                      {"version", "truncation", "padding", "added_tokens", "normalizer",
                       "pre_tokenizer", "post_processor", "decoder", "model"}));
-  HB_RETURN_IF_ERROR(RequireAbsent(top, "truncation"));
-  HB_RETURN_IF_ERROR(RequireAbsent(top, "padding"));
-  if (const auto part = top.Get("normalizer")) HB_RETURN_IF_ERROR(CheckNormalizer(*part, source));
-  if (const auto part = top.Get("post_processor")) {
-    HB_RETURN_IF_ERROR(CheckByteLevel(*part, "post_processor", source));
-  }
-  for (const char* key : {"decoder", "pre_tokenizer", "model"}) {
-    if (!top.Get(key)) return MakeError("{} is missing", top.Describe(key));
-  }
-  HB_RETURN_IF_ERROR(CheckByteLevel(*top.Get("decoder"), "decoder", source));
-
   TokenizerFile file;
-  HB_ASSIGN_OR_RETURN(file.splits, ReadPreTokenizer(*top.Get("pre_tokenizer"), source));
+  HB_RETURN_IF_ERROR(CheckTruncationAndPadding(top));
+  HB_ASSIGN_OR_RETURN(file.form, ReadNormalizer(top));
+  HB_ASSIGN_OR_RETURN(file.splits, ReadPreTokenizer(top));
+  HB_ASSIGN_OR_RETURN(file.special_tokens, ReadPostProcessor(top));
+  HB_RETURN_IF_ERROR(CheckDecoder(top));
   HB_ASSIGN_OR_RETURN(const auto added, top.Array("added_tokens"));
   if (added) {
     for (const dom::element token : *added) {
@@ -385,12 +255,21 @@ Result<TokenizerFile> ReadTokenizerFile(dom::element root, const std::string& so
       file.added_tokens.push_back(std::move(read));
     }
   }
+  const auto model_field = top.Get("model");
+  if (!model_field) return MakeError("{} is missing", top.Describe("model"));
   HB_ASSIGN_OR_RETURN(const JsonFields model,
-                      JsonFields::Of(*top.Get("model"), source, "model",
+                      JsonFields::Of(*model_field, source, "model",
                                      {"type", "dropout", "unk_token", "continuing_subword_prefix",
                                       "end_of_word_suffix", "fuse_unk", "byte_fallback",
                                       "ignore_merges", "vocab", "merges"}));
   HB_RETURN_IF_ERROR(ReadModel(model, &file));
+  for (const auto* ids : {&file.special_tokens.before, &file.special_tokens.after}) {
+    for (const int32_t id : *ids) {
+      if (static_cast<size_t>(id) < file.token_bytes.size()) continue;
+      return MakeError("{}: field post_processor adds token id {}, but there are only {} tokens",
+                       source, id, file.token_bytes.size());
+    }
+  }
   return file;
 }
 

@@ -2,9 +2,8 @@
 // the tokenizer does not implement: a tokenizer that is slightly off spoils a model without a sign.
 //
 // Understood: model BPE with a vocabulary that spells bytes (byte_level.h), merges as "a b" or
-// ["a", "b"], ignore_merges; added tokens without lstrip, rstrip and single_word; no normalizer; a
-// pre-tokenizer made of isolated Splits and one closing ByteLevel without add_prefix_space;
-// post-processor and decoder ByteLevel. Unknown fields are errors.
+// ["a", "b"], ignore_merges; added tokens without lstrip, rstrip and single_word; the other
+// sections as tokenizer_steps.h says. Unknown fields are errors.
 #pragma once
 
 #include <array>
@@ -15,6 +14,8 @@
 
 #include "base/result.h"
 #include "text/bpe.h"
+#include "text/tokenizer_steps.h"
+#include "text/unicode_form.h"
 
 namespace halfbyte {
 
@@ -25,20 +26,17 @@ struct AddedToken {
   bool normalized;  // looked for only in what the tokens that are not left over
 };
 
-struct SplitRule {
-  std::string pattern;
-  bool literal;  // else a regex
-};
-
 struct TokenizerFile {
-  // By id, without holes: the bytes each token stands for. An ordinary token that spells no bytes
-  // (some vocabularies list control tokens, too) stands for its spelling.
+  // By id: the bytes each token stands for. An ordinary token that spells no bytes (some
+  // vocabularies list control tokens, too) stands for its spelling; an id without token for none.
   std::vector<std::string> token_bytes;
-  std::vector<bool> ordinary;  // by id: made of spelled bytes, and not an added token
-  std::array<int32_t, 256> byte_ids;
-  std::vector<BpeMerge> merges;  // by rank
+  std::vector<bool> ordinary;         // by id: made of spelled bytes, and not an added token
+  std::array<int32_t, 256> byte_ids;  // -1 where there is none, for bytes that UTF-8 never has
+  std::vector<BpeMerge> merges;       // by rank
   std::vector<AddedToken> added_tokens;
+  UnicodeForm form = UnicodeForm::kAsIs;
   std::vector<SplitRule> splits;
+  SpecialTokens special_tokens;
   bool ignore_merges = false;  // a pretoken that is a token is taken whole
 };
 

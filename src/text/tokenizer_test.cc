@@ -188,17 +188,49 @@ TEST(TokenizerFile, RefusesByNameWhatItDoesNotImplement) {
     const char* value;
     const char* named;
   } cases[] = {
-      {"/normalizer", R"({"type":"NFKC"})", "NFKC"},
-      {"/normalizer", R"({"type":"Sequence","normalizers":[{"type":"NFC"}]})", "Sequence"},
-      {"/truncation", R"({"max_length":5})", "truncation"},
-      {"/padding", R"({"strategy":"x"})", "padding"},
-      {"/post_processor", R"({"type":"TemplateProcessing"})", "TemplateProcessing"},
+      {"/normalizer", R"({"type":"NFD"})", "normalizer: type \"NFD\""},
+      {"/normalizer", R"({"type":"Sequence","normalizers":[{"type":"NFC"},{"type":"Lowercase"}]})",
+       "normalizer.normalizers[1]: type \"Lowercase\""},
+      {"/normalizer", R"({"type":"Sequence"})", "normalizer.normalizers is missing"},
+      {"/normalizer", R"("NFC")", "normalizer must be an object"},
+      {"/truncation", "5", "truncation must be an object"},
+      {"/padding", R"("x")", "padding must be an object"},
+      {"/post_processor", R"({"type":"RobertaProcessing"})", "RobertaProcessing"},
+      {"/post_processor", R"({"type":"TemplateProcessing"})", "post_processor.single is missing"},
+      {"/post_processor", R"({"type":"TemplateProcessing","single":[]})", "post_processor.single"},
+      {"/post_processor",
+       R"({"type":"TemplateProcessing","single":[{"Sequence":{"id":"B","type_id":0}}]})",
+       "post_processor.single[0].Sequence is not known"},
+      {"/post_processor",
+       R"({"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"<s>"}},
+           {"Sequence":{"id":"A"}}],"special_tokens":{}})",
+       "post_processor.single[0].SpecialToken.id is \"<s>\""},
+      {"/post_processor",
+       R"({"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"<s>"}},
+           {"Sequence":{"id":"A"}}],"special_tokens":{"<s>":{"ids":[9000]}}})",
+       "post_processor adds token id 9000"},
+      {"/post_processor",
+       R"({"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"<s>"}},
+           {"Sequence":{"id":"A"}}],"special_tokens":{"<s>":{"ids":[-1]}}})",
+       "gives token \"<s>\" an id"},
+      {"/post_processor",
+       R"({"type":"Sequence","processors":[
+           {"type":"TemplateProcessing","single":[{"Sequence":{"id":"A"}}]},
+           {"type":"TemplateProcessing","single":[{"Sequence":{"id":"A"}}]}]})",
+       "post_processor.processors[1]"},
       {"/decoder", R"({"type":"WordPiece"})", "WordPiece"},
+      {"/decoder", R"({"type":"Sequence","decoders":[{"type":"ByteLevel"},{"type":"Strip"}]})",
+       "decoder.decoders[1]: type \"Strip\""},
+      {"/decoder", R"({"type":"ByteLevel","new":1})", "decoder.new"},
+      {"/decoder", R"({"type":"Sequence","decoders":[]})", "decoder"},
       {"/decoder", "null", "decoder"},
       {"/pre_tokenizer", "null", "pre_tokenizer"},
       {"/pre_tokenizer", R"({"type":"Whitespace"})", "Whitespace"},
       {"/pre_tokenizer/pretokenizers/0/behavior", R"("Removed")", "Removed"},
-      {"/pre_tokenizer/pretokenizers/0/type", R"("Digits")", "Digits"},
+      {"/pre_tokenizer/pretokenizers/0/invert", R"("yes")", "invert"},
+      {"/pre_tokenizer/pretokenizers/0/type", R"("Punctuation")", "Punctuation"},
+      {"/pre_tokenizer/pretokenizers/0", R"({"type":"ByteLevel","use_regex":false})",
+       "pre_tokenizer.pretokenizers[0]: type \"ByteLevel\""},
       {"/pre_tokenizer/pretokenizers/3",
        R"({"type":"Split","pattern":{"String":"a"},"behavior":"Isolated"})",
        "must end with ByteLevel"},
@@ -209,7 +241,7 @@ TEST(TokenizerFile, RefusesByNameWhatItDoesNotImplement) {
       {"/pre_tokenizer/pretokenizers/0/pattern/Regex", R"("\\bword")", "\\b"},
       {"/model/type", R"("Unigram")", "Unigram"},
       {"/model/dropout", "0.1", "dropout"},
-      {"/model/byte_fallback", "true", "byte_fallback"},
+      {"/model/byte_fallback", "5", "byte_fallback"},
       {"/model/continuing_subword_prefix", R"("##")", "##"},
       {"/model/end_of_word_suffix", R"("</w>")", "</w>"},
       {"/model/vocab", "null", "vocab"},
@@ -242,8 +274,9 @@ TEST(TokenizerFile, RefusesVocabulariesThatContradictThemselves) {
       {"/model/vocab/!", "1.5", "\"!\""},
       {"/model/vocab/!", "\"0\"", "\"!\""},
       {"/model/vocab/!", "99999999999", "\"!\""},
-      {"/model/vocab/!", "9000", "\"!\""},
-      {"/added_tokens/0/id", "3", "share id 3"},
+      {"/model/vocab/!", "1048576", "\"!\""},
+      {"/model/vocab/!", "265", "share id 265"},
+      {"/added_tokens/0/id", "3", "id 3"},
       {"/added_tokens/0/id", "267", "id 267"},  // leaves a hole
       {"/added_tokens/0/id", "-5", "-5"},
       {"/added_tokens/0/id", "4294967296", "4294967296"},
@@ -256,7 +289,7 @@ TEST(TokenizerFile, RefusesVocabulariesThatContradictThemselves) {
       {"/model/merges/2", "7", "merges[2]"},
       {"/model/merges/2", "[\"a\",\"zz\"]", "\"zz\""},
       {"/model/merges/2", "[\"x\",\"y\"]", "\"xy\""},
-      {"/model/merges/2", "[\"l\",\"l\"]", "merges[2]"},  // the same as merges[0]
+      {"/model/merges/2", "[\"l\",\"l\"]", "join \"l\" and \"l\""},  // as merges[0]
   };
   for (const auto& test : cases) {
     Json file = SmallFile();
@@ -276,11 +309,18 @@ TEST(TokenizerFile, RefusesVocabulariesThatContradictThemselves) {
 
 TEST(TokenizerFile, NoMergeMayBuildASpecialToken) {  // TOK-03, through the back door
   Json file = SmallFile();
+  const int32_t id = file["added_tokens"][0]["id"];
   file["added_tokens"][0]["content"] = "xy";
   file["model"]["merges"].push_back({"x", "y"});
+  const Tokenizer tokenizer = Small(file);
+  EXPECT_EQ(Pieces(tokenizer, "xy"), (std::vector<std::string>{"x", "y"}));
+  EXPECT_EQ(*tokenizer.Encode("xy", ControlTokens::kRecognized), Ids{id});
+  // Spelled as the bytes of another text: nobody would find it first.
+  file["added_tokens"][0]["content"] = "\u0120y";
+  file["model"]["merges"].back() = {"\u0120", "y"};
   const auto result = Tokenizer::FromJson(file.dump(), "t.json");
   ASSERT_FALSE(result);
-  EXPECT_NE(result.error().message.find("special token \"xy\""), std::string::npos);
+  EXPECT_NE(result.error().message.find("special token \"\u0120y\""), std::string::npos);
   file["added_tokens"][0]["content"] = "x";  // stands for a byte as well
   file["model"]["merges"].erase(file["model"]["merges"].size() - 1);
   EXPECT_FALSE(Tokenizer::FromJson(file.dump(), "t.json"));
@@ -309,22 +349,66 @@ TEST(TokenizerFile, RefusesBytesThatAreNoTokenizer) {
   EXPECT_NE(missing.error().message.find("/nonexistent/tokenizer.json"), std::string::npos);
 }
 
-TEST(TokenizerFile, AcceptsEmptyNormalizersBothMergeSpellingsAndByteLevelAlone) {
-  Json file = SmallFile();
-  const Tokenizer before = Small(file);
-  file["normalizer"] = {{"type", "Sequence"}, {"normalizers", Json::array()}};
-  file["post_processor"] = {{"type", "ByteLevel"}, {"trim_offsets", false}};
-  for (auto& merge : file["model"]["merges"]) {
-    merge = merge[0].get<std::string>() + " " + merge[1].get<std::string>();
+// variants.json: changes of the small file, and what the tokenizers package makes of texts then.
+// tests/outside/test_tokenizers.py holds the ids against the package.
+TEST(TokenizerFile, AgreesWithTheReferenceLibraryOnEveryVariantOfASection) {
+  const auto variants = ReadJsonFile(kRoot / "tests/data/tokenizer/variants.json");
+  ASSERT_TRUE(variants) << variants.error().message;
+  ASSERT_GE(variants->size(), 25u);
+  for (const Json& variant : *variants) {
+    Json file = SmallFile();
+    const Json changes = variant.value("set", Json::object());
+    for (const auto& [pointer, value] : changes.items()) {
+      file[Json::json_pointer(pointer)] = value;
+    }
+    const Json removed = variant.value("remove", Json::array());
+    for (const Json& pointer : removed) {
+      const Json::json_pointer place(pointer.get<std::string>());
+      file[place.parent_pointer()].erase(place.back());
+    }
+    const auto tokenizer = Tokenizer::FromJson(file.dump(), "t.json");
+    ASSERT_TRUE(tokenizer) << variant["about"] << ": " << tokenizer.error().message;
+    for (const Json& test : variant["cases"]) {
+      const auto text = test["text"].get<std::string>();
+      EXPECT_EQ(*tokenizer->EncodePrompt(text, /*add_special_tokens=*/false),
+                test["ids"].get<Ids>())
+          << variant["about"] << ": " << text;
+      EXPECT_EQ(*tokenizer->EncodePrompt(text, /*add_special_tokens=*/true),
+                test.value("with_special_tokens", test["ids"].get<Ids>()))
+          << variant["about"] << ": " << text;
+    }
   }
+}
+
+TEST(TokenizerFile, TruncationAndPaddingChangeNothingAsInTransformers) {
+  Json file = SmallFile();
   const std::string text = "Hello ababaa 1234 Hello";
-  EXPECT_EQ(*Small(file).Encode(text, ControlTokens::kAsText),
-            *before.Encode(text, ControlTokens::kAsText));
-  EXPECT_LT(before.Encode(text, ControlTokens::kAsText)->size(), text.size());
-  file["pre_tokenizer"] = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", true}};
-  file["model"]["ignore_merges"] = true;
-  file["model"]["vocab"]["\u0120world"] = 268;
-  EXPECT_EQ(Pieces(Small(file), "Hell world"), (std::vector<std::string>{"Hell", " world"}));
+  const Ids whole = *Small(file).EncodePrompt(text, true);
+  file["truncation"] = {{"direction", "Right"}, {"max_length", 2}, {"strategy", "LongestFirst"}};
+  file["padding"] = {{"strategy", {{"Fixed", 40}}}, {"pad_id", 0}};
+  EXPECT_EQ(*Small(file).EncodePrompt(text, true), whole);
+}
+
+TEST(TokenizerFile, AnIdWithoutTokenStandsForNoBytes) {
+  Json file = SmallFile();
+  file["added_tokens"] = Json::array();
+  file["model"]["vocab"]["end"] = 300;
+  const Tokenizer tokenizer = Small(file);
+  EXPECT_EQ(tokenizer.vocab_size(), 301);
+  EXPECT_EQ(*tokenizer.Decode(Ids{97, 280, 300}, false), "aend");
+}
+
+// DeepSeek's first vocabularies lack the bytes that UTF-8 never has.
+TEST(TokenizerFile, BytesOfNoTextMayBeMissingUntilTheyAreNeeded) {
+  Json file = SmallFile();
+  const int32_t id = file["model"]["vocab"]["\u00c0"];
+  file["model"]["vocab"].erase("\u00c0");
+  file["model"]["vocab"]["other"] = id;
+  const Tokenizer tokenizer = Small(file);
+  EXPECT_TRUE(tokenizer.Encode("\u00c0 caf\xe9 \xff", ControlTokens::kAsText));
+  const auto refused = tokenizer.Encode("a\xc0", ControlTokens::kAsText);
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().message.find("0xc0"), std::string::npos) << refused.error().message;
 }
 
 TEST(TokenizerFile, FindsNormalizedAddedTokensAfterTheOthers) {
@@ -369,6 +453,39 @@ TEST(PreTokenizer, EmptyMatchesCutAndEnd) {
             (std::vector<std::string>{"He", "ll"}));
   EXPECT_EQ(Pieces(Small(WithSplit("Regex", "$")), "Hell"), (std::vector<std::string>{"Hell"}));
   EXPECT_EQ(Pieces(Small(WithSplit("Regex", "x*")), "\u4f60").size(), 3u);
+}
+
+TEST(PreTokenizer, APatternThatMustCoverTheTextLosesNothingOfIt) {
+  Json file = WithSplit("Regex", "[a-z]+");
+  file["pre_tokenizer"]["pretokenizers"][0]["behavior"] = "Removed";
+  file["pre_tokenizer"]["pretokenizers"][0]["invert"] = true;
+  const Tokenizer tokenizer = Small(file);
+  EXPECT_TRUE(tokenizer.Encode("hell", ControlTokens::kAsText));
+  for (const char* text : {"Hell", "hell!", "a b"}) {
+    const auto refused = tokenizer.Encode(text, ControlTokens::kAsText);
+    ASSERT_FALSE(refused) << text;
+    EXPECT_NE(refused.error().message.find("does not match"), std::string::npos);
+  }
+}
+
+// A range that ends within a composed character does not reach into it.
+TEST(Tokenizer, NormalizedControlTokensKeepToTheirRanges) {
+  Json file = SmallFile();
+  file["normalizer"] = {{"type", "NFC"}};
+  file["added_tokens"][0]["content"] = "\u00e9!";
+  file["added_tokens"][0]["normalized"] = true;
+  const Tokenizer tokenizer = Small(file);
+  const std::string text = "xe\u0301!";  // bytes: x 0, e 1, the accent 2..4, ! 4
+  const int32_t id = file["added_tokens"][0]["id"];
+  const auto finds = [&](std::vector<ByteRange> ours) {
+    const Ids ids = *tokenizer.Encode(text, ours);
+    return std::ranges::find(ids, id) != ids.end();
+  };
+  EXPECT_TRUE(finds({{0, 5}}));
+  EXPECT_TRUE(finds({{1, 5}}));
+  EXPECT_FALSE(finds({{2, 5}}));
+  EXPECT_FALSE(finds({{0, 4}}));
+  EXPECT_FALSE(finds({{0, 2}, {4, 5}}));
 }
 
 TEST(PreTokenizer, LiteralsAreNoRegexes) {

@@ -1,10 +1,44 @@
 #include "device/cuda/cuda_device.h"
 
+#include "device/cuda/launch_check.h"
+
 namespace halfbyte {
+
+bool IsSticky(cudaError_t error) {
+  switch (error) {
+    case cudaErrorIllegalAddress:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorHardwareStackError:
+    case cudaErrorLaunchFailure:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorAssert:
+    case cudaErrorECCUncorrectable:
+    case cudaErrorNvlinkUncorrectable:
+      return true;
+    default:
+      return false;
+  }
+}
 
 Status CudaStatus(cudaError_t error, std::string_view what) {
   if (error == cudaSuccess) return {};
-  return MakeError("{}: {} ({})", what, cudaGetErrorString(error), cudaGetErrorName(error));
+  const std::string why =
+      fmt::format("{} ({})", cudaGetErrorString(error), cudaGetErrorName(error));
+  const std::string kernel = TakeFailedKernel();
+  if (!kernel.empty()) return MakeError(ErrorKind::kDevice, "{}, kernel {}: {}", what, kernel, why);
+  if (IsSticky(error)) {
+    return MakeError(
+        ErrorKind::kDevice,
+        "work that was begun on the GPU before this call, by whomever in this process, "
+        "has failed: {}; start the process again, with HALFBYTE_CUDA_CHECK=1 to learn "
+        "whether it was a kernel of halfbyte",
+        why);
+  }
+  const bool memory = error == cudaErrorMemoryAllocation;
+  return MakeError(memory ? ErrorKind::kMemory : ErrorKind::kDevice, "{}: {}", what, why);
 }
 
 Status CheckComputeCapability(int ordinal, std::string_view name, int major, int minor) {
@@ -17,7 +51,13 @@ Status CheckComputeCapability(int ordinal, std::string_view name, int major, int
 
 Result<CudaDevice> CudaDevice::Find(int ordinal) {
   int count = 0;
-  HB_RETURN_IF_ERROR(CudaStatus(cudaGetDeviceCount(&count), "no GPU can be used"));
+  // No driver, or no GPU that it may use: not the GPU's failure.
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (IsSticky(error)) HB_RETURN_IF_ERROR(CudaStatus(error, ""));
+  if (error != cudaSuccess) {
+    return MakeError("no GPU can be used: {} ({})", cudaGetErrorString(error),
+                     cudaGetErrorName(error));
+  }
   if (ordinal < 0 || ordinal >= count) {
     return MakeError("there is no GPU {}: this machine has {}", ordinal, count);
   }
@@ -42,9 +82,16 @@ Result<CudaDevice> CudaDevice::Open(int ordinal) {
 Result<CudaDeviceScope> CudaDeviceScope::Enter(int ordinal) {
   int before = 0;
   HB_RETURN_IF_ERROR(CudaStatus(cudaGetDevice(&before), "the current GPU"));
-  if (before == ordinal) return CudaDeviceScope(kNothingToDo);
-  HB_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(ordinal), "choosing the GPU"));
-  return CudaDeviceScope(before);
+  if (before != ordinal) {
+    HB_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(ordinal), "choosing the GPU"));
+  }
+  CudaDeviceScope scope(before == ordinal ? kNothingToDo : before);
+  // The last error of this thread alone says nothing: others' mistakes stay in it for ever. One
+  // that cannot be cleared does.
+  if (const cudaError_t last = cudaPeekAtLastError(); IsSticky(last)) {
+    HB_RETURN_IF_ERROR(CudaStatus(last, ""));
+  }
+  return scope;
 }
 
 CudaDeviceScope::~CudaDeviceScope() {

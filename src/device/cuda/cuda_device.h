@@ -12,8 +12,15 @@
 
 namespace halfbyte {
 
-// Success, or "WHAT: CUDA's sentence (its name)".
+// Success, or "WHAT: CUDA's sentence (its name)", with the kernel that failed where that is known
+// (launch_check.h). The error is of kind kMemory, or kDevice: what a call of the runtime returns
+// may be the fault of work that anybody put on the GPU before it. Where it must be, because a
+// kernel was killed, the sentence says so instead of naming `what`.
 Status CudaStatus(cudaError_t error, std::string_view what);
+
+// Whether the error stays with the process: a kernel has failed, and no call that uses the GPU
+// works any more.
+bool IsSticky(cudaError_t error);
 
 // Whether the kernels run on compute capability MAJOR.MINOR; the error names the GPU.
 Status CheckComputeCapability(int ordinal, std::string_view name, int major, int minor);
@@ -33,6 +40,7 @@ struct CudaDevice {
 };
 
 // Makes a device the calling thread's current one while it lives, for work in somebody's process.
+// Error also: earlier work on the GPU has failed, so that no argument is blamed for it.
 class CudaDeviceScope {
  public:
   static Result<CudaDeviceScope> Enter(int ordinal);

@@ -16,8 +16,8 @@ Result<DeviceBuffer> DeviceBuffer::Allocate(int64_t bytes, std::string_view what
   if (error == cudaErrorMemoryAllocation) {
     (void)cudaGetLastError();  // it is told here, not at the next call
     HB_ASSIGN_OR_RETURN(const CudaMemory memory, FreeCudaMemory());
-    return MakeError("{}: {} bytes of GPU memory are needed, {} of {} are free", what, bytes,
-                     memory.free_bytes, memory.total_bytes);
+    return MakeError(ErrorKind::kMemory, "{}: {} bytes of GPU memory are needed, {} of {} are free",
+                     what, bytes, memory.free_bytes, memory.total_bytes);
   }
   HB_RETURN_IF_ERROR(CudaStatus(error, what));
   buffer.data_ = static_cast<std::byte*>(data);

@@ -1,4 +1,4 @@
-#include "device/cuda/dependent_launch.cuh"
+#include "device/cuda/launch.cuh"
 #include "kernels/quantize_nvfp4/quantize_nvfp4_cuda.h"
 #include "kernels/quantize_nvfp4/quantize_nvfp4_device.cuh"
 

@@ -1,3 +1,4 @@
+#include "device/cuda/launch.cuh"
 #include "kernels/quantize_nvfp4/quantize_nvfp4_cuda.h"
 #include "tensor/scale_layout.h"
 
@@ -34,16 +35,16 @@ cudaError_t LaunchTileScales(const uint8_t* linear, int64_t rows, int64_t blocks
                              cudaStream_t stream) {
   const TiledScales layout{rows, blocks};
   if (layout.bytes() == 0) return cudaSuccess;
-  TileScales<<<BlocksFor(layout.bytes()), kThreads, 0, stream>>>(linear, layout, tiled);
-  return cudaGetLastError();
+  return LaunchKernel(TileScales, {BlocksFor(layout.bytes()), kThreads}, stream, linear, layout,
+                      tiled);
 }
 
 cudaError_t LaunchUntileScales(const uint8_t* tiled, int64_t rows, int64_t blocks, uint8_t* linear,
                                cudaStream_t stream) {
   const TiledScales layout{rows, blocks};
   if (rows * blocks == 0) return cudaSuccess;
-  UntileScales<<<BlocksFor(rows * blocks), kThreads, 0, stream>>>(tiled, layout, linear);
-  return cudaGetLastError();
+  return LaunchKernel(UntileScales, {BlocksFor(rows * blocks), kThreads}, stream, tiled, layout,
+                      linear);
 }
 
 }  // namespace halfbyte

@@ -1,4 +1,4 @@
-#include "device/cuda/dependent_launch.cuh"
+#include "device/cuda/launch.cuh"
 #include "kernels/quantize_nvfp4/quantize_nvfp4_device.cuh"
 #include "kernels/sm90_moe/activation_image.h"
 #include "kernels/sm90_moe/few_slots.cuh"
@@ -241,8 +241,7 @@ cudaError_t LaunchGather(const GatherArguments& arguments, cudaStream_t stream) 
   if (arguments.few.slots > 0) {
     // The predecessor is not one of the layer's kernels and must have ended.
     const auto kernel = quantize ? Gather<true, true> : Gather<true, false>;
-    kernel<<<grid, kGatherThreads, 0, stream>>>(arguments);
-    return cudaGetLastError();
+    return LaunchKernel(kernel, {grid, kGatherThreads}, stream, arguments);
   }
   const auto kernel = quantize ? Gather<false, true> : Gather<false, false>;
   return LaunchDependent(kernel, {grid, kGatherThreads}, stream, arguments);

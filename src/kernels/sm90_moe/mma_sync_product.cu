@@ -1,3 +1,4 @@
+#include "device/cuda/launch.cuh"
 #include "kernels/sm90_moe/mma_sync_product.h"
 
 namespace halfbyte::sm90 {
@@ -29,8 +30,7 @@ __global__ void MmaSyncProduct(const Bf16* w, const Bf16* x, int64_t n, int64_t 
 cudaError_t LaunchMmaSyncProduct(const Bf16* w, int64_t m, const Bf16* x, int64_t n, int64_t k,
                                  float* y, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(m / 16), static_cast<unsigned>(n / 8));
-  MmaSyncProduct<<<grid, kWarpSize, 0, stream>>>(w, x, n, k, y);
-  return cudaGetLastError();
+  return LaunchKernel(MmaSyncProduct, {grid, kWarpSize}, stream, w, x, n, k, y);
 }
 
 }  // namespace halfbyte::sm90

@@ -1,3 +1,4 @@
+#include "device/cuda/launch.cuh"
 #include "kernels/sm90_moe/pack_expert.h"
 
 namespace halfbyte::sm90 {
@@ -71,8 +72,7 @@ cudaError_t LaunchPackExpert(const StoredExpert& expert, ExpertShape shape, uint
                              cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(shape.bytes() / kBlockBytes);
   if (blocks == 0) return cudaSuccess;
-  PackExpert<<<blocks, kBlockThreads, 0, stream>>>(expert, shape, packed);
-  return cudaGetLastError();
+  return LaunchKernel(PackExpert, {blocks, kBlockThreads}, stream, expert, shape, packed);
 }
 
 }  // namespace halfbyte::sm90

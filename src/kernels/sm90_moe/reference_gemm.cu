@@ -1,3 +1,4 @@
+#include "device/cuda/launch.cuh"
 #include "kernels/sm90_moe/reference_gemm.h"
 #include "numerics/bf16.h"
 #include "numerics/e2m1.h"
@@ -91,13 +92,11 @@ __global__ void __launch_bounds__(kThreads) ReferenceDown(const DownArguments ar
 }  // namespace
 
 cudaError_t LaunchReferenceGateUp(const GateUpArguments& arguments, cudaStream_t stream) {
-  ReferenceGateUp<<<kGrid, kThreads, 0, stream>>>(arguments);
-  return cudaGetLastError();
+  return LaunchKernel(ReferenceGateUp, {kGrid, kThreads}, stream, arguments);
 }
 
 cudaError_t LaunchReferenceDown(const DownArguments& arguments, cudaStream_t stream) {
-  ReferenceDown<<<kGrid, kThreads, 0, stream>>>(arguments);
-  return cudaGetLastError();
+  return LaunchKernel(ReferenceDown, {kGrid, kThreads}, stream, arguments);
 }
 
 }  // namespace halfbyte::sm90

@@ -1,6 +1,7 @@
 // From the arguments of sm90_gemm.h to a launch of one kernel.
 #pragma once
 
+#include "device/cuda/launch.cuh"
 #include "kernels/sm90_moe/sm90_gemm_kernel.cuh"
 
 namespace halfbyte::sm90 {
@@ -68,17 +69,10 @@ struct GemmKernels {
   static cudaError_t Start(void (*kernel)(GemmOperands, Out), const GemmOperands& operands,
                            const Out& out, int multiprocessors, Launch launch,
                            cudaStream_t stream) {
-    cudaLaunchAttribute dependent = {};
-    dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    dependent.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(static_cast<unsigned>(multiprocessors));
-    config.blockDim = dim3(Config::kThreads);
-    config.dynamicSmemBytes = Config::kSharedBytes;
-    config.stream = stream;
-    config.attrs = &dependent;
-    config.numAttrs = launch == Launch::kDependent ? 1 : 0;
-    return cudaLaunchKernelEx(&config, kernel, operands, out);
+    const LaunchShape shape{dim3(static_cast<unsigned>(multiprocessors)), dim3(Config::kThreads),
+                            Config::kSharedBytes};
+    return launch == Launch::kDependent ? LaunchDependent(kernel, shape, stream, operands, out)
+                                        : LaunchKernel(kernel, shape, stream, operands, out);
   }
 };
 

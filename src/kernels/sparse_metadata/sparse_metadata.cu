@@ -1,3 +1,4 @@
+#include "device/cuda/launch.cuh"
 #include "kernels/sparse_metadata/sparse_metadata_cuda.h"
 
 namespace halfbyte {
@@ -63,14 +64,14 @@ __global__ void __launch_bounds__(kThreads) C4aTopk(const C4aTopkArguments argum
 
 cudaError_t LaunchC128aTopkMetadata(const C128aTopkArguments& arguments, cudaStream_t stream) {
   if (arguments.tokens == 0) return cudaSuccess;
-  C128aTopk<<<static_cast<unsigned>(arguments.tokens), kThreads, 0, stream>>>(arguments);
-  return cudaGetLastError();
+  return LaunchKernel(C128aTopk, {static_cast<unsigned>(arguments.tokens), kThreads}, stream,
+                      arguments);
 }
 
 cudaError_t LaunchC4aGlobalTopk(const C4aTopkArguments& arguments, cudaStream_t stream) {
   if (arguments.tokens == 0) return cudaSuccess;
-  C4aTopk<<<static_cast<unsigned>(arguments.tokens), kThreads, 0, stream>>>(arguments);
-  return cudaGetLastError();
+  return LaunchKernel(C4aTopk, {static_cast<unsigned>(arguments.tokens), kThreads}, stream,
+                      arguments);
 }
 
 }  // namespace halfbyte

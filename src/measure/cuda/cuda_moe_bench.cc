@@ -281,7 +281,7 @@ MoeParams ParamsOf(const MoeShape& shape, Arithmetic arithmetic) {
 }  // namespace
 
 Result<MoeBenchReport> BenchMoeOnGpu(const Context& context, const MoeBenchOptions& options) {
-  HB_RETURN_IF_ERROR(CheckMoeBench(options, {}, AvailableMemoryBytes().value_or(INT64_MAX)));
+  HB_RETURN_IF_ERROR(CheckMoeBench(options, {}, ReadAvailableMemory()));
   HB_ASSIGN_OR_RETURN(GpuBench bench, GpuBench::Create(options));
   MoeBenchReport report{.shape = options.shape,
                         .routing = options.routing,

@@ -1,3 +1,4 @@
+#include "device/cuda/launch.cuh"
 #include "measure/cuda/limit_kernels.h"
 
 namespace halfbyte {
@@ -52,13 +53,13 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 cudaError_t LaunchRead(const void* memory, int64_t bytes, uint32_t* sink, cudaStream_t stream) {
-  Read<<<kBlocks, kThreads, 0, stream>>>(static_cast<const uint4*>(memory), bytes / 16, sink);
-  return cudaGetLastError();
+  return LaunchKernel(Read, {kBlocks, kThreads}, stream, static_cast<const uint4*>(memory),
+                      bytes / 16, sink);
 }
 
 cudaError_t LaunchFillBf16(void* memory, int64_t count, uint32_t seed, cudaStream_t stream) {
-  FillBf16<<<kBlocks, kThreads, 0, stream>>>(static_cast<uint16_t*>(memory), count, seed);
-  return cudaGetLastError();
+  return LaunchKernel(FillBf16, {kBlocks, kThreads}, stream, static_cast<uint16_t*>(memory), count,
+                      seed);
 }
 
 }  // namespace halfbyte

@@ -1,4 +1,4 @@
-#include "device/cuda/dependent_launch.cuh"
+#include "device/cuda/launch.cuh"
 #include "moe/cuda/combine.h"
 #include "numerics/bf16.h"
 

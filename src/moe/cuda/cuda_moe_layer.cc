@@ -84,6 +84,7 @@ Status CudaMoeLayer::Upload(const CudaDevice& device, std::span<const ExpertWeig
   HB_ASSIGN_OR_RETURN(const CudaMemory memory, FreeCudaMemory());
   if (bytes + stored > memory.free_bytes) {
     return MakeError(
+        ErrorKind::kMemory,
         "{}: {} experts take {} bytes of GPU memory and {} more while they are uploaded; {} of {} "
         "on {} are free",
         name, count, bytes, stored, memory.free_bytes, memory.total_bytes, device.name);

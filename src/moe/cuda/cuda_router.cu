@@ -1,6 +1,7 @@
 #include <cfloat>
 #include <cmath>
 
+#include "device/cuda/launch.cuh"
 #include "moe/cuda/cuda_router.h"
 
 namespace halfbyte {
@@ -235,8 +236,8 @@ cudaError_t LaunchRouter(const RouterParams& params, const RouterCallArguments& 
   const auto bytes = static_cast<size_t>(words) * sizeof(float);
   const unsigned warps = kWarps * bytes <= kSharedBytes ? kWarps : 1;
   const auto grid = static_cast<unsigned>((arguments.tokens + warps - 1) / warps);
-  RouteTokens<<<grid, 32 * warps, warps * bytes, stream>>>(params, arguments, words);
-  return cudaGetLastError();
+  return LaunchKernel(RouteTokens, {grid, 32 * warps, warps * bytes}, stream, params, arguments,
+                      words);
 }
 
 }  // namespace halfbyte

@@ -1,4 +1,4 @@
-#include "device/cuda/dependent_launch.cuh"
+#include "device/cuda/launch.cuh"
 #include "moe/cuda/token_plan.h"
 
 namespace halfbyte {
@@ -242,14 +242,15 @@ cudaError_t LaunchTokenPlan(const TokenPlanArguments& arguments, const TokenPlan
   const auto chunks = static_cast<unsigned>(PlanChunks(arguments.slots));
   if (chunks > 1) {
     const auto bytes = static_cast<size_t>(arguments.local_experts) * sizeof(int32_t);
-    CountSlots<<<chunks, kThreads, bytes, stream>>>(arguments, plan.counts);
+    const cudaError_t error =
+        LaunchKernel(CountSlots, {chunks, kThreads, bytes}, stream, arguments, plan.counts);
+    if (error != cudaSuccess) return error;
   }
   const auto bytes = static_cast<size_t>(PlanSharedBytes(arguments.local_experts));
   if (chunks > 1) {
     return LaunchDependent(PlanTokens, {chunks, kThreads, bytes}, stream, arguments, plan);
   }
-  PlanTokens<<<chunks, kThreads, bytes, stream>>>(arguments, plan);
-  return cudaGetLastError();
+  return LaunchKernel(PlanTokens, {chunks, kThreads, bytes}, stream, arguments, plan);
 }
 
 }  // namespace halfbyte
