@@ -12,7 +12,7 @@
 #                              cuda     the CUDA sources compile, where there is an nvcc
 #                              outside  not among all: halfbyte against other people's packages, as
 #                                       tests/outside/requirements.txt names them; the first run
-#                                       downloads 2.8 GB and fills 5.5 GB of build/outside
+#                                       downloads 3.0 GB and fills 5.5 GB of build/outside
 #
 # Exits non-zero if a step failed and says which. The last line sums the tests of all runs.
 set -uo pipefail
@@ -28,6 +28,8 @@ failed_steps=()
 passed=0 failed=0 skipped=0
 # tests, failures, disabled and skipped at the head of the report that ctest writes
 report_head='tests="([0-9]+)".* failures="([0-9]+)".* disabled="([0-9]+)".* skipped="([0-9]+)"'
+# the same in pytest's report
+pytest_head='errors="([0-9]+)" failures="([0-9]+)" skipped="([0-9]+)" tests="([0-9]+)"'
 
 # build PRESET [TARGET]: configures and builds.
 build() {
@@ -93,7 +95,7 @@ run_outside() {
     --durations=10 tests/outside </dev/null
   status=$?
   counts=$(grep -o '<testsuite [^>]*>' "$report" 2>/dev/null)
-  if [[ $counts =~ errors=\"([0-9]+)\"\ failures=\"([0-9]+)\"\ skipped=\"([0-9]+)\"\ tests=\"([0-9]+)\" ]]; then
+  if [[ $counts =~ $pytest_head ]]; then
     local bad=$((BASH_REMATCH[1] + BASH_REMATCH[2])) without=${BASH_REMATCH[3]}
     passed=$((passed + BASH_REMATCH[4] - bad - without))
     failed=$((failed + bad))
@@ -119,7 +121,10 @@ for word in "$@"; do
     all) steps+=(format cuda asan tsan release) ;;
     fast) steps+=(format fast) ;;
     format | release | asan | tsan | cuda | outside) steps+=("$word") ;;
-    *) echo "usage: scripts/test.sh [all|fast|format|release|asan|tsan|cuda|outside]..." >&2; exit 2 ;;
+    *)
+      echo "usage: scripts/test.sh [all|fast|format|release|asan|tsan|cuda|outside]..." >&2
+      exit 2
+      ;;
   esac
 done
 

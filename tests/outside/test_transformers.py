@@ -108,3 +108,28 @@ def test_the_release_itself_means_the_same_in_transformers(released, our_logits)
     assert found == {}
     ids = ids_for(model, 40)
     assert (our_logits(released, ids) - their_logits(model, ids)).abs().max() < TOLERANCE
+
+
+def test_transformers_leaves_out_the_global_scale_of_nvfp4_ct_experts(converted, official):
+    """5.24.0 reports nothing and computes with weights that are too large; docs/convert.md says so.
+    Once this fails, halfbyte's table of who reads what has to change."""
+    folder = converted(official, "nvfp4-ct")
+    model, found = load(folder)
+    assert found == {}
+    ours = tensors_of(converted(folder, "bf16"))["layers.1.ffn.experts.0.w2.weight"].float()
+    scale = tensors_of(folder)["layers.1.ffn.experts.0.w2.weight_global_scale"]
+    theirs = model.model.layers[1].mlp.experts.down_proj[0].detach().float()
+    assert scale > 100
+    assert torch.allclose(theirs, ours * scale, rtol=0.01)
+
+
+@pytest.mark.parametrize("form", ["nvfp4", "nvfp4-ct"])
+def test_transformers_misses_the_experts_of_nvfp4_under_its_own_names(converted, tmp_path, form):
+    small_model().save_pretrained(tmp_path / "own", save_original_format=False)
+    _, found = load(converted(tmp_path / "own", form))
+    assert len(found["missing_keys"]) == 8  # gate_up_proj and down_proj of four layers
+
+
+def test_transformers_refuses_nvfp4_under_official_names(converted, official):
+    with pytest.raises(RuntimeError, match="mismatched_sizes"):
+        load(converted(official, "nvfp4"))
