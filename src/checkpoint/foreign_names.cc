@@ -58,8 +58,8 @@ Finding ExplainForeignNames(const std::vector<CheckpointTensor>& unknown, size_t
   const auto most = std::max_element(votes.begin(), votes.end(), [](const auto& a, const auto& b) {
     return a.second.first < b.second.first;
   });
-  std::string text = fmt::format("{} of {} tensor names are known; ", tensors - unknown.size(),
-                                 tensors);
+  std::string text =
+      fmt::format("{} of {} tensor names are known; ", tensors - unknown.size(), tensors);
   if (most->first == nullptr) {
     text += fmt::format("names such as {} are in no table; {}", most->second.second, kOtherModel);
   } else {

@@ -26,9 +26,10 @@ Status FitToOpenFiles(HttpOptions& http) {
   ::setrlimit(RLIMIT_NOFILE, &limit);
   const auto files = static_cast<int64_t>(std::min<rlim_t>(limit.rlim_max, 1 << 30));
   if (files < kLeastFiles) {
-    return MakeError("only {} files may be open (ulimit -n), at least {} are needed; {} let "
-                     "--max-connections {} be served",
-                     files, kLeastFiles, http.max_connections + kOtherFiles, http.max_connections);
+    return MakeError(
+        "only {} files may be open (ulimit -n), at least {} are needed; {} let "
+        "--max-connections {} be served",
+        files, kLeastFiles, http.max_connections + kOtherFiles, http.max_connections);
   }
   const int64_t most = std::max(files - kOtherFiles, files / 4);
   if (most < http.max_connections) {
@@ -47,9 +48,10 @@ Status CheckThreads(int count) {
     threads.reserve(static_cast<size_t>(count));
     while (std::ssize(threads) < count) threads.emplace_back([&] { all_tried.wait(); });
   } catch (const std::system_error& error) {
-    status = MakeError("{} threads are needed, only {} can be started (ulimit -u, pids of the "
-                       "cgroup, memory for their stacks): {}; give it more, or fewer --threads",
-                       count, threads.size(), error.code().message());
+    status = MakeError(
+        "{} threads are needed, only {} can be started (ulimit -u, pids of the "
+        "cgroup, memory for their stacks): {}; give it more, or fewer --threads",
+        count, threads.size(), error.code().message());
   }
   all_tried.count_down();
   for (std::thread& thread : threads) thread.join();
