@@ -39,7 +39,7 @@ PCRE2_SPTR Units(std::string_view text) { return reinterpret_cast<PCRE2_SPTR>(te
 
 struct ModulePattern::Regex {
   struct Free {
-    void operator()(pcre2_code* code) const { pcre2_code_free(code); }
+    void operator()(pcre2_code* compiled) const { pcre2_code_free(compiled); }
     void operator()(pcre2_match_data* data) const { pcre2_match_data_free(data); }
     void operator()(pcre2_match_context* context) const { pcre2_match_context_free(context); }
   };

@@ -22,7 +22,7 @@ constexpr char kTensor[] = "logits";
 
 // Asked before the model is loaded. Nothing is replaced but older logits.
 Status CheckTarget(const std::filesystem::path& out) {
-  if (!std::filesystem::exists(out)) return {};
+  if (!std::filesystem::is_regular_file(out)) return {};
   const auto there = SafetensorsFile::Open(out);
   if (there && there->tensors().size() == 1 && there->tensors()[0].name == kTensor) return {};
   return MakeError("--out {}: is there already and holds no logits; name another file",
