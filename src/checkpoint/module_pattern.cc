@@ -39,9 +39,9 @@ PCRE2_SPTR Units(std::string_view text) { return reinterpret_cast<PCRE2_SPTR>(te
 
 struct ModulePattern::Regex {
   struct Free {
-    void operator()(pcre2_code* compiled) const { pcre2_code_free(compiled); }
-    void operator()(pcre2_match_data* data) const { pcre2_match_data_free(data); }
-    void operator()(pcre2_match_context* context) const { pcre2_match_context_free(context); }
+    void operator()(pcre2_code* freed) const { pcre2_code_free(freed); }
+    void operator()(pcre2_match_data* freed) const { pcre2_match_data_free(freed); }
+    void operator()(pcre2_match_context* freed) const { pcre2_match_context_free(freed); }
   };
   std::unique_ptr<pcre2_code, Free> code;
   std::unique_ptr<pcre2_match_data, Free> match;
