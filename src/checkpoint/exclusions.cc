@@ -105,9 +105,8 @@ void CheckExclusions(const ExclusionList& list, const ModelCheckpoint& model, Fi
     };
     VisitCovered(pattern, modules, visit);
     if (covered == 0 && renamed.empty()) {
-      renamed =
-          NamedModules(model, model.style() == NamingStyle::kOfficial ? NamingStyle::kHuggingFace
-                                                                      : NamingStyle::kOfficial);
+      renamed = NamedModules(model, HasOfficialNames(model.style()) ? NamingStyle::kHuggingFace
+                                                                    : NamingStyle::kOfficial);
     }
     if (covered == 0) VisitCovered(pattern, renamed, visit);
     if (covered == 0) {

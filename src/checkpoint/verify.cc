@@ -383,6 +383,11 @@ int64_t BytesOf(const ModelCheckpoint& model, const ModuleKey& key) {
 
 }  // namespace
 
+bool Verification::loads_everywhere() const {
+  return std::none_of(tools.begin(), tools.end(),
+                      [](const ToolVerdict& tool) { return tool.loads == Loads::kNo; });
+}
+
 Result<Verification> Verify(const std::filesystem::path& directory, const VerifyOptions& options) {
   Verification verification;
   verification.directory = directory.string();
@@ -423,6 +428,7 @@ Result<Verification> Verify(const std::filesystem::path& directory, const Verify
   DropRepeats(verification.findings);
   std::stable_sort(verification.findings.begin(), verification.findings.end(),
                    [](const Finding& a, const Finding& b) { return a.severity > b.severity; });
+  verification.tools = JudgeTools(model, verification.findings, options.tools);
   return verification;
 }
 

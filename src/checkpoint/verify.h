@@ -10,6 +10,7 @@
 #include "base/json.h"
 #include "checkpoint/finding.h"
 #include "checkpoint/model_checkpoint.h"
+#include "checkpoint/tool_support.h"
 #include "numerics/error_stats.h"
 
 namespace halfbyte {
@@ -17,6 +18,7 @@ namespace halfbyte {
 struct VerifyOptions {
   std::optional<std::filesystem::path> reference;
   int threads = 1;
+  std::vector<std::string> tools;  // to judge for (tool_support.h)
 };
 
 // How well a format is used, over all its tensors.
@@ -51,8 +53,11 @@ struct Verification {
   std::vector<FormatUse> formats;
   std::vector<Comparison> comparisons;  // by scope, layer, module, expert
   Findings findings;
+  std::vector<ToolVerdict> tools;
 
   bool ok() const { return !HasErrors(findings); }
+  // No tool that was asked about is known to fail.
+  bool loads_everywhere() const;
 };
 
 // Fails only if there is nothing to look at, in the directory or in the reference. Memory stays at

@@ -112,6 +112,7 @@ Json VerificationJson(const Verification& verification) {
     json["comparisons"].push_back(ComparisonJson(comparison));
   }
   json["findings"] = FindingsJson(verification.findings);
+  if (!verification.tools.empty()) json["tools"] = ToolsJson(verification.tools);
   return json;
 }
 
@@ -123,7 +124,7 @@ std::string VerificationText(const Verification& verification, size_t max_findin
   return fmt::format("{}\n{} tensors, {} read\n", verification.directory, verification.tensors,
                      HumanQuantity(static_cast<double>(verification.bytes), "B")) +
          FormatsText(verification.formats) + ComparisonsText(verification.comparisons) +
-         FindingsText(verification.findings, max_findings) +
+         FindingsText(verification.findings, max_findings) + ToolsText(verification.tools) +
          fmt::format("\n{}: {} errors, {} warnings, {} notes\n",
                      verification.ok() ? "sound" : "NOT SOUND", count(Severity::kError),
                      count(Severity::kWarning), count(Severity::kNote));

@@ -4,6 +4,7 @@
 
 #include <map>
 #include <random>
+#include <set>
 #include <tuple>
 
 #include "checkpoint/checkpoint_test_files.h"
@@ -506,6 +507,102 @@ TEST(QuantizationConfig, AnAnnouncedKvCacheIsNamedWithItsScalesAndWithout) {
     Finds(Check(dir).findings, Severity::kWarning, "config.json",
           stored ? "and 1 scales for it are stored, such as layers.0.attn.k_scale"
                  : "but no scale for one is stored");
+  }
+}
+
+// "yes", "no" or "unknown" of transformers, vllm and sglang.
+std::string Verdicts(const Json& config, const std::vector<TestTensor>& tensors) {
+  const TempDir dir;
+  WriteModel(dir.path(), config, tensors);
+  VerifyOptions options;
+  options.tools = *ParseTools("transformers,vllm,sglang");
+  const Verification verification = Check(dir, options);
+  std::string verdicts;
+  for (const ToolVerdict& tool : verification.tools) {
+    verdicts += fmt::format("{}{}", verdicts.empty() ? "" : " ", LoadsName(tool.loads));
+    EXPECT_FALSE(tool.reason.empty());
+    EXPECT_FALSE(tool.version.empty());
+  }
+  EXPECT_EQ(verification.loads_everywhere(),
+            verdicts.find("no") != 0 && verdicts.find(" no") == std::string::npos)
+      << verdicts;
+  return verdicts;
+}
+
+TEST(ToolSupport, TellsWhoLoadsWhichModel) {
+  const auto config = [](const char* section, const char* expert_dtype) {
+    Json json = TinyConfig();
+    if (*section != '\0') json["quantization_config"] = Json::parse(section);
+    if (*expert_dtype != '\0') json["expert_dtype"] = expert_dtype;
+    return json;
+  };
+  const auto model = [](NamingStyle style, StoredFormat experts, StoredFormat dense) {
+    return TinyModel(TinyConfig(), {style, experts, dense, true});
+  };
+  constexpr StoredFormat kFp8 = StoredFormat::kFp8Block, kBf16 = StoredFormat::kBf16;
+  constexpr NamingStyle kOfficial = NamingStyle::kOfficial, kHf = NamingStyle::kHuggingFace;
+  const char* fp8 = R"({"quant_method":"fp8","weight_block_size":[128,128]})";
+  const char* hybrid = R"({"quant_method":"fp8","quant_algo":"MIXED_PRECISION",
+                           "moe_quant_algo":"NVFP4","group_size":16})";
+  const char* modelopt = R"({"quant_method":"modelopt","quant_algo":"NVFP4"})";
+  const char* ct = R"({"quant_method":"compressed-tensors","format":"nvfp4-pack-quantized"})";
+
+  EXPECT_EQ(Verdicts(config(fp8, "fp4"), model(kOfficial, kMx, kFp8)), "yes yes yes");
+  EXPECT_EQ(Verdicts(config(fp8, ""), model(kOfficial, kMx, kFp8)), "no yes yes");
+  EXPECT_EQ(Verdicts(config(fp8, "fp8"), model(kOfficial, kMx, kFp8)), "no no yes");
+  EXPECT_EQ(Verdicts(config(fp8, "fp8"), model(kOfficial, kFp8, kFp8)), "yes yes yes");
+  EXPECT_EQ(Verdicts(config(fp8, ""), model(kOfficial, kFp8, kFp8)), "yes no yes");
+  EXPECT_EQ(Verdicts(config(hybrid, "fp4"), model(kOfficial, kNv, kFp8)), "no yes yes");
+  EXPECT_EQ(Verdicts(config(hybrid, "fp4"), model(kOfficial, kNv, kBf16)), "no no no");
+  EXPECT_EQ(Verdicts(config(modelopt, ""), model(kOfficial, kNv, kBf16)), "no unknown unknown");
+  EXPECT_EQ(Verdicts(config(ct, ""), model(kOfficial, kCt, kBf16)), "unknown unknown unknown");
+  EXPECT_EQ(Verdicts(config("", ""), model(kOfficial, kBf16, kBf16)), "yes unknown unknown");
+  EXPECT_EQ(Verdicts(config("", ""), model(kHf, kBf16, kBf16)), "no no no");
+  EXPECT_EQ(Verdicts(config("", ""), model(NamingStyle::kLanguageModelOuter, kBf16, kBf16)),
+            "no no no");
+}
+
+TEST(ToolSupport, WhatIsBrokenNobodyLoadsAndARemedyIsNamed) {
+  std::vector<TestTensor> tensors = Model(kMx);
+  test::Remove(tensors, "norm.weight");
+  const TempDir dir;
+  WriteModel(dir.path(), TinyConfig(), tensors);
+  VerifyOptions options;
+  options.tools = *ParseTools("all");
+  for (const ToolVerdict& tool : Check(dir, options).tools) {
+    EXPECT_EQ(tool.loads, Loads::kNo) << tool.tool;
+    EXPECT_NE(tool.reason.find("norm.weight"), std::string::npos) << tool.reason;
+  }
+  Json config = TinyConfig();
+  config["quantization_config"] = {{"quant_method", "modelopt"}, {"quant_algo", "NVFP4"}};
+  WriteModel(dir.path(), config, Model(kNv));
+  options.tools = {"transformers", "halfbyte"};
+  const Verification verification = Check(dir, options);
+  EXPECT_EQ(verification.tools[0].remedy,
+            fmt::format("halfbyte convert {} OUT --format bf16", dir.path().string()));
+  EXPECT_EQ(verification.tools[1].loads, Loads::kYes);
+  EXPECT_NE(VerificationText(verification).find("try: halfbyte convert"), std::string::npos);
+  EXPECT_EQ(VerificationJson(verification)["tools"][0]["loads"], "no");
+  EXPECT_NE(ParseTools("vllm,vlm").error().message.find("did you mean vllm?"), std::string::npos);
+  EXPECT_FALSE(ParseTools("vllm,"));
+}
+
+TEST(ToolSupport, EveryRowIsOfAKnownToolAndReached) {
+  std::set<std::string_view> known;
+  for (const ToolVersion& tool : KnownTools()) {
+    EXPECT_TRUE(known.insert(tool.tool).second);
+    EXPECT_FALSE(tool.source.empty());
+  }
+  const auto rows = ToolRows();
+  const auto covers = [](std::string_view a, std::string_view b) { return a.empty() || a == b; };
+  for (size_t i = 0; i < rows.size(); ++i) {
+    EXPECT_TRUE(known.contains(rows[i].tool)) << rows[i].tool;
+    for (size_t j = 0; j < i; ++j) {
+      const ToolRow &a = rows[j], &b = rows[i];
+      EXPECT_FALSE(a.tool == b.tool && covers(a.names, b.names) && covers(a.layout, b.layout) &&
+                   covers(a.experts, b.experts) && covers(a.method, b.method))
+          << "row " << i << " of " << b.tool << " is never reached";
+    }
   }
 }
 

@@ -166,7 +166,11 @@ CASES = [
     *bad_usage("verify",
                ([], "dir"),
                (["{model}", "--no-such-flag"], "no-such-flag"),
-               (["{model}", "--reference"], "reference")),
+               (["{model}", "--reference"], "reference"),
+               (["{model}", "--for", "vllm,transfomers"], "for.*did you mean transformers"),
+               (["{model}", "--for", ""], "for.*known are all, halfbyte, transformers")),
+    Case("verify", ["verify", "{model}", "--for", "halfbyte"], 0, stdout="halfbyte +yes"),
+    Case("verify", ["verify", "{model}", "--for", "vllm"], FAILED, stdout="vllm .* no .*official"),
 
     *bad_directories("convert", "{tmp}/out", "--format", "nvfp4"),
     *bad_input("convert",

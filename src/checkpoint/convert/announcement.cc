@@ -39,7 +39,7 @@ std::set<std::string> PatternsOf(const ConversionPlan& plan, const Wanted& wante
   std::set<std::string> patterns;
   for (const ResultModule& module : plan.modules) {
     if (!wanted(module)) continue;
-    const std::string pattern = OverAllLayers(module.name);
+    const std::string pattern = module.exact ? module.name : OverAllLayers(module.name);
     const std::string name = others.contains(pattern) ? module.name : pattern;
     patterns.insert(module.routed_experts ? name + ".*" : name);
   }

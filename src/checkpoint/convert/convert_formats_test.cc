@@ -536,6 +536,47 @@ TEST_F(ConvertFormats, AMatrixWhoseRowsAreNoMultipleOf16StaysAndIsReported) {
             StoredFormat::kModelOptNvfp4);
 }
 
+// Expert 2 of layer 1 is BF16 among NVFP4 ones, as the list says.
+TEST_F(ConvertFormats, AnUncalibratedExpertIn16BitsStaysSoAndEveryResultSaysIt) {
+  const TinyFormats nvfp4{NamingStyle::kOfficial, kNv, StoredFormat::kBf16, false};
+  std::vector<TestTensor> tensors = TinyModel(TinyConfig(), nvfp4);
+  const auto of_expert = [](const TestTensor& tensor) {
+    return tensor.name.starts_with("layers.1.ffn.experts.2.");
+  };
+  std::erase_if(tensors, of_expert);
+  for (const TestTensor& tensor :
+       TinyModel(TinyConfig(), {nvfp4.style, StoredFormat::kBf16, nvfp4.dense, false})) {
+    if (of_expert(tensor)) tensors.push_back(tensor);
+  }
+  Json config = TinyConfig();
+  const std::vector<std::string> excluded = {
+      "layers.1.ffn.experts.2.w1", "layers.1.ffn.experts.2.w2", "layers.1.ffn.experts.2.w3"};
+  config["quantization_config"] = {
+      {"quant_method", "modelopt"}, {"quant_algo", "NVFP4"}, {"ignore", excluded}};
+  WriteModel(Source(), config, tensors);
+  for (const TargetFormat format : {TargetFormat::kBf16, TargetFormat::kCtNvfp4}) {
+    const fs::path target = Target(TargetFormatName(format));
+    const ConversionReport report = MustConvert(Source(), target, To(format));
+    const ModelCheckpoint from = OpenModel(Source());
+    const ModelCheckpoint to = OpenModel(target);
+    for (const ModuleKey& key : ExpertKeys(from.config())) {
+      EXPECT_TRUE(SameBits(Decode(from, key), Decode(to, key))) << Describe(key);
+    }
+    EXPECT_EQ(report.kept.size(), format == TargetFormat::kBf16 ? 0u : 3u);
+    const Findings findings = Verify(target, {})->findings;
+    for (const Finding& finding : findings) {
+      EXPECT_EQ(finding.severity, Severity::kNote) << finding.where << ": " << finding.message;
+    }
+  }
+  const Json section = ReadJsonFile(Target("nvfp4-ct") / "config.json")->at("quantization_config");
+  for (const char* part : {"w1", "w2", "w3"}) {
+    const std::string name = fmt::format("re:layers\\.1\\.ffn\\.experts\\.2\\.{}", part);
+    EXPECT_NE(std::find(section["ignore"].begin(), section["ignore"].end(), name),
+              section["ignore"].end())
+        << section["ignore"].dump();
+  }
+}
+
 TEST_F(ConvertFormats, NanAndInfinityInTheSourceAreRefusedWithTheirPlace) {
   for (const float bad :
        {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {

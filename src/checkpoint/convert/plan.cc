@@ -118,7 +118,9 @@ class Planner {
     std::vector<ModuleKey> keys;
     for (const auto& [key, tensors] : model_.modules()) keys.push_back(key);
     std::sort(keys.begin(), keys.end());
+    FindInputScales();
     for (const ModuleKey& key : keys) HB_RETURN_IF_ERROR(Consider(key));
+    NameExperts();
     HB_RETURN_IF_ERROR(MakeJobs());
     if (consumed_.empty()) {
       return MakeError("{}: nothing to convert to {}: {}", model_.checkpoint().directory().string(),
@@ -183,17 +185,18 @@ class Planner {
     const std::optional<ConvertAction> action = ActionFor(stored, weight, main.info->dtype);
     const bool keeps_input_scale =
         weight.input_scale.has_value() && plan_.format != TargetFormat::kBf16;
-    // A projection that stays among converted ones is named by itself.
-    const bool alone = !action && weight.matrix.columns % kNvfp4Block != 0;
-    const bool experts = IsRoutedExpert(key.module) && !alone;
-    ResultModule module{ModuleNameOf(main.name(), experts),
-                        action ? EncodingOf(plan_.format) : EncodingOf(weight.format), experts,
+    ResultModule module{ModuleNameOf(main.name(), false),
+                        action ? EncodingOf(plan_.format) : EncodingOf(weight.format), false,
                         keeps_input_scale};
     if (module.encoding == ResultEncoding::kFp8) {
       module.scale_rows = Fp8ScaleRows(weight);
       module.scale_columns = Fp8ScaleColumns(weight);
     }
-    plan_.modules.insert(std::move(module));
+    if (IsRoutedExpert(key.module)) {
+      experts_[ModuleNameOf(main.name(), true)].emplace_back(key.module, std::move(module));
+    } else {
+      plan_.modules.insert(std::move(module));
+    }
     if (!action) {
       if (plan_.format == TargetFormat::kCtNvfp4) RestateForCompressedTensors(stored, weight);
       return false;
@@ -267,12 +270,57 @@ class Planner {
     }
     if (!InScope(stored.key)) return std::nullopt;
     if (IsMxfp4(weight.format)) return ConvertAction::kLossless;
+    if (!weight.input_scale && with_input_scale_.contains(ProjectionOf(stored.key))) {
+      plan_.kept.push_back(
+          {weight.name, "it has no input scale, but other experts of its layer do"});
+      return std::nullopt;
+    }
     if (weight.matrix.columns % kNvfp4Block != 0) {
       plan_.kept.push_back({weight.name, fmt::format("{} columns are no multiple of {}",
                                                      weight.matrix.columns, kNvfp4Block)});
       return std::nullopt;
     }
     return ConvertAction::kQuantize;
+  }
+
+  static ModuleKey ProjectionOf(ModuleKey key) {
+    key.expert = kNoExpert;
+    return key;
+  }
+
+  // An expert without one among others with one would be an expert that was never calibrated.
+  void FindInputScales() {
+    for (const auto& [key, tensors] : model_.modules()) {
+      if (!IsRoutedExpert(key.module)) continue;
+      for (const Part part : {Part::kInputScale, Part::kInputGlobalScale}) {
+        if (tensors.Get(part) != nullptr) with_input_scale_.insert(ProjectionOf(key));
+      }
+    }
+  }
+
+  // Most experts of a layer under the layer's name, those stored otherwise under their own.
+  void NameExperts() {
+    std::map<Module, std::set<ResultEncoding>> encodings;
+    for (const auto& [layer, matrices] : experts_) {
+      for (const auto& [module, matrix] : matrices) encodings[module].insert(matrix.encoding);
+    }
+    for (auto& [layer, matrices] : experts_) {
+      std::map<ResultEncoding, int64_t> counts;
+      for (const auto& [module, matrix] : matrices) ++counts[matrix.encoding];
+      const ResultEncoding most =
+          std::max_element(counts.begin(), counts.end(), [](const auto& a, const auto& b) {
+            return a.second < b.second;
+          })->first;
+      for (auto& [module, matrix] : matrices) {
+        if (matrix.encoding == most) {
+          matrix.name = layer;
+          matrix.routed_experts = true;
+        } else {
+          matrix.exact = encodings[module].size() > 1;
+        }
+        plan_.modules.insert(std::move(matrix));
+      }
+    }
   }
 
   // One job for what shares a global scale and a shard.
@@ -384,6 +432,9 @@ class Planner {
   ConversionPlan plan_;
   std::map<const SafetensorsFile*, size_t> shard_of_;
   std::map<ModuleKey, std::vector<Candidate>> groups_;
+  std::set<ModuleKey> with_input_scale_;  // projections of routed experts, in all experts or some
+  // Matrices of routed experts by the name of their layer's.
+  std::map<std::string, std::vector<std::pair<Module, ResultModule>>> experts_;
   std::unordered_set<const TensorInfo*> consumed_;  // source tensors that do not appear as they are
   std::unordered_map<const TensorInfo*, TensorSpec> restated_;  // copies under another name or type
   std::map<ModuleKey, const SafetensorsFile*> home_;            // of experts that become fused

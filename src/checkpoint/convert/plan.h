@@ -89,7 +89,8 @@ struct ShardPlan {
 };
 
 // How the matrices of one module are stored in the result, for the quantization section of
-// config.json. All routed experts of a layer count as one module.
+// config.json. The routed experts of a layer count as one module, stored as most of them are; those
+// that differ are modules of their own.
 enum class ResultEncoding : uint8_t { kPlain, kFp8, kMxfp4, kNvfp4 };
 struct ResultModule {
   std::string name;  // "layers.3.attn.wq_a", "layers.3.ffn.experts"
@@ -99,6 +100,7 @@ struct ResultModule {
   // What shares a scale in kFp8: rows x columns, 0 standing for all of them.
   int64_t scale_rows = 0;
   int64_t scale_columns = 0;
+  bool exact = false;  // others that differ in numbers only are stored otherwise
 
   friend auto operator<=>(const ResultModule&, const ResultModule&) = default;
 };
