@@ -70,6 +70,27 @@ const char* ModelOptAlgorithm(const ResultModule& module) {
   return module.scale_rows == 128 && module.scale_columns == 128 ? "FP8_PB_WO" : nullptr;
 }
 
+// Of the source's section; null if it says nothing.
+Json Claim(const Json& source, const char* key) {
+  return source.is_object() ? source.value(key, Json(nullptr)) : Json(nullptr);
+}
+
+bool IsFp8Scheme(const Json& scheme) {
+  return scheme.is_object() && scheme.value("num_bits", Json()) == 8 &&
+         scheme.value("type", Json()) == "float";
+}
+
+// What the source says of its KV cache, whose scales are copied, in words of compressed-tensors.
+Json KvCacheScheme(const Json& source) {
+  const Json scheme = Claim(source, "kv_cache_scheme");
+  if (!scheme.is_null() || Claim(source, "kv_cache_quant_algo") != "FP8") return scheme;
+  return {{"num_bits", 8},
+          {"type", "float"},
+          {"strategy", "tensor"},
+          {"symmetric", true},
+          {"dynamic", false}};
+}
+
 // §2.1 where FP8 tensors of a DeepSeek release stay, and are what readers take for granted; §2.2
 // otherwise.
 Json ModelOptSection(const ConversionPlan& plan, const Json& source) {
@@ -79,9 +100,8 @@ Json ModelOptSection(const ConversionPlan& plan, const Json& source) {
   Json section = deepseek ? source : Json{{"quant_method", "modelopt"}};
   section["quant_algo"] = mixed ? "MIXED_PRECISION" : "NVFP4";
   section["moe_quant_algo"] = "NVFP4";
-  section["kv_cache_quant_algo"] = source.is_object() && source.contains("kv_cache_quant_algo")
-                                       ? source["kv_cache_quant_algo"]
-                                       : Json(nullptr);
+  section["kv_cache_quant_algo"] = Claim(source, "kv_cache_quant_algo");
+  if (IsFp8Scheme(Claim(source, "kv_cache_scheme"))) section["kv_cache_quant_algo"] = "FP8";
   section["group_size"] = 16;
   Json group = {{"weights", FloatGroups(4, 16)}, {"targets", {"Linear"}}};
   if (HoldsInputScales(plan)) group["input_activations"] = FloatGroups(4, 16);
@@ -197,7 +217,7 @@ Json CtTargets(const ConversionPlan& plan, const CtScheme& scheme) {
   return targets;
 }
 
-Json CompressedTensorsSection(const ConversionPlan& plan) {
+Json CompressedTensorsSection(const ConversionPlan& plan, const Json& source) {
   std::map<CtScheme, bool> schemes;  // whether there are input scales
   for (const ResultModule& module : plan.modules) {
     if (module.encoding != ResultEncoding::kPlain) {
@@ -223,7 +243,7 @@ Json CompressedTensorsSection(const ConversionPlan& plan) {
   return {{"quant_method", "compressed-tensors"},
           {"format", mixed ? "mixed-precision" : CtFormat(schemes.begin()->first.encoding)},
           {"quantization_status", "compressed"},
-          {"kv_cache_scheme", nullptr},
+          {"kv_cache_scheme", KvCacheScheme(source)},
           {"config_groups", groups},
           {"ignore", ignore}};
 }
@@ -249,7 +269,7 @@ Json MakeConfig(const ConversionPlan& plan, Json config) {
       config[kSection] = ModelOptSection(plan, source);
       break;
     case TargetFormat::kCtNvfp4:
-      config[kSection] = CompressedTensorsSection(plan);
+      config[kSection] = CompressedTensorsSection(plan, source);
       break;
     case TargetFormat::kBf16:
       config.erase(kSection);

@@ -15,6 +15,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "base/log.h"
 #include "base/memory_usage.h"
 #include "base/progress.h"
 #include "base/thread_pool.h"
@@ -166,11 +167,23 @@ class ShardRunner {
   std::optional<Error> failure_;  // the first
 };
 
+// What a result says of a quantized KV cache has its place in the quantization section.
+void WarnOfADroppedKvCache(const Json& original, const Json& config) {
+  const auto claims = [](const Json& of) {
+    const Json section = of.value("quantization_config", Json::object());
+    return section.is_object() && (!section.value("kv_cache_scheme", Json()).is_null() ||
+                                   !section.value("kv_cache_quant_algo", Json()).is_null());
+  };
+  if (!claims(original) || claims(config)) return;
+  spdlog::warn("config.json: the quantized KV cache that it announces has no place in the result");
+}
+
 // Everything but the shards.
 Status WriteOtherFiles(const fs::path& source, const fs::path& target, const ConversionPlan& plan) {
   constexpr int kIndent = 2;
-  HB_ASSIGN_OR_RETURN(Json config, ReadJsonFile(source / "config.json"));
-  config = MakeConfig(plan, std::move(config));
+  HB_ASSIGN_OR_RETURN(const Json original, ReadJsonFile(source / "config.json"));
+  const Json config = MakeConfig(plan, original);
+  WarnOfADroppedKvCache(original, config);
   if (plan.format == TargetFormat::kModelOptNvfp4) {
     HB_RETURN_IF_ERROR(WriteFileAtomically(target / "hf_quant_config.json",
                                            PrintedJson(MakeHfQuantConfig(config), kIndent) + "\n"));
