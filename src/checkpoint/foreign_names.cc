@@ -63,7 +63,7 @@ Finding ExplainForeignNames(const std::vector<CheckpointTensor>& unknown, size_t
   if (most->first == nullptr) {
     text += fmt::format("names such as {} are in no table; {}", most->second.second, kOtherModel);
   } else {
-    text += fmt::format("{} of them, such as {}, look like {}: {}", most->second.first,
+    text += fmt::format("{} others, such as {}, look like {}: {}", most->second.first,
                         most->second.second, most->first->whose, most->first->remedy);
   }
   return {Severity::kError, "names", std::move(text)};

@@ -193,7 +193,19 @@ void CheckInventory(const ModelCheckpoint& model, Findings& findings) {
   CheckStored(model, found);
   CheckInputScales(model, found);
   if (model.has_config()) {
-    CheckPresent(model, RequiredModules(model.config()), found);
+    Findings missing;
+    CheckPresent(model, RequiredModules(model.config()), missing);
+    const bool renamed = std::any_of(
+        model.unknown().begin(), model.unknown().end(),
+        [](const CheckpointTensor& tensor) { return WhoseName(tensor.name()) != nullptr; });
+    if (renamed && !missing.empty()) {  // they say where the missing ones are
+      Finding finding = ExplainForeignNames(model.unknown(), model.checkpoint().tensors().size());
+      finding.message += fmt::format("; {} modules are missing, the first {}", missing.size(),
+                                     missing.front().where);
+      findings.push_back(std::move(finding));
+    } else {
+      found.insert(found.end(), missing.begin(), missing.end());
+    }
     CheckMtp(model, found);
   }
   std::stable_sort(found.begin(), found.end(), ByPlace);  // hash tables have no order

@@ -507,6 +507,22 @@ TEST(ModelCheckpoint, ForeignNamesAreOneFindingThatSaysWhoseTheyAre) {
   }
 }
 
+TEST(ModelCheckpoint, ExpertsUnderForeignNamesAreOneFindingBeforeAnyOther) {
+  const TempDir dir;
+  std::vector<TestTensor> tensors = TinyModel(
+      TinyConfig(), {NamingStyle::kHuggingFace, StoredFormat::kBf16, StoredFormat::kBf16, false});
+  for (TestTensor& tensor : tensors) {
+    const size_t found = tensor.name.find(".mlp.experts.0.gate_proj");
+    if (found != std::string::npos) tensor.name.replace(found, 12, ".mlp.switch_mlp.");
+  }
+  const auto model = OpenChanged(dir, tensors);
+  ASSERT_FALSE(model);
+  EXPECT_NE(model.error().message.find("look like MLX"), std::string::npos)
+      << model.error().message;
+  EXPECT_NE(model.error().message.find("3 modules are missing"), std::string::npos)
+      << model.error().message;
+}
+
 TEST(ModelCheckpoint, QuantizedExpertsInOneTensorAreNamedAsSuch) {
   for (const char* name : {"gate_up_proj_blocks", "gate_up_proj", "gate_up_proj.weight_packed",
                            "gate_up_proj_weight_scale", "w13_weight"}) {
