@@ -19,6 +19,7 @@
 #include "base/file.h"
 #include "base/file_watch.h"
 #include "base/json.h"
+#include "base/line_writer.h"
 #include "base/mapped_file.h"
 #include "base/memory_plan.h"
 #include "base/memory_usage.h"
@@ -507,6 +508,42 @@ TEST(Progress, DescribesItselfInALine) {
 TEST(Progress, QuantitiesReadWell) {
   EXPECT_EQ(HumanQuantity(159609485896.0, "B"), "159.61 GB");
   EXPECT_EQ(HumanQuantity(999, "B"), "999 B");
+}
+
+TEST(LineWriter, NeverWaitsForAReaderAndCountsWhatIsLost) {
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  LineWriter writer(ends[1]);
+  EXPECT_TRUE(writer.Write("first\n"));
+  EXPECT_TRUE(writer.Drain(std::chrono::seconds(10)));
+  const std::string line(100'000, 'x');
+  int64_t taken = 0;
+  for (int i = 0; i < 100; ++i) taken += writer.Write(line) ? 1 : 0;
+  EXPECT_GE(taken, LineWriter::kMostBytes / std::ssize(line));
+  EXPECT_LT(taken, 100);
+  EXPECT_EQ(writer.dropped(), 100 - taken);
+  EXPECT_FALSE(writer.Drain(std::chrono::milliseconds(1)));
+  // The reader comes back: all that was taken arrives, in order.
+  const size_t expected = 6 + static_cast<size_t>(taken) * line.size();
+  std::string read;
+  std::vector<char> bytes(1 << 16);
+  while (read.size() < expected) {
+    const ssize_t count = ::read(ends[0], bytes.data(), bytes.size());
+    ASSERT_GT(count, 0);
+    read.append(bytes.data(), static_cast<size_t>(count));
+  }
+  EXPECT_EQ(read.substr(0, 7), "first\nx");
+  EXPECT_TRUE(writer.Drain(std::chrono::seconds(10)));
+  EXPECT_EQ(writer.dropped(), 100 - taken);
+  ::close(ends[0]);
+}
+
+TEST(LineWriter, CountsWhatTheDescriptorRefuses) {
+  const int full = ::open("/dev/full", O_WRONLY);
+  LineWriter writer(full);
+  EXPECT_TRUE(writer.Write("lost\n"));
+  EXPECT_TRUE(writer.Drain(std::chrono::seconds(10)));
+  EXPECT_EQ(writer.dropped(), 1);
 }
 
 }  // namespace

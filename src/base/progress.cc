@@ -1,6 +1,7 @@
 #include "base/progress.h"
 
 #include <fmt/format.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +13,12 @@ namespace halfbyte {
 namespace {
 
 constexpr double kRedrawSeconds = 0.1;
+
+// A paused terminal takes nothing, and the work does not wait for it.
+bool StderrTakesBytes() {
+  pollfd state = {.fd = STDERR_FILENO, .events = POLLOUT};
+  return ::poll(&state, 1, 0) == 1 && (state.revents & POLLOUT) != 0;
+}
 
 std::string HumanTime(double seconds) {
   const int64_t s = std::llround(seconds);
@@ -58,7 +65,7 @@ Progress::Progress(std::string label, int64_t total, std::string unit, ProgressL
       report_{.label = std::move(label), .unit = std::move(unit), .total = total} {}
 
 Progress::~Progress() {
-  if (visible_ && last_drawn_ >= 0) std::fputs("\r\033[K", stderr);
+  if (visible_ && last_drawn_ >= 0 && StderrTakesBytes()) std::fputs("\r\033[K", stderr);
 }
 
 void Progress::Advance(int64_t amount) {
@@ -73,6 +80,7 @@ void Progress::Advance(int64_t amount) {
 
 void Progress::Draw() {
   last_drawn_ = report_.seconds;
+  if (!StderrTakesBytes()) return;
   constexpr int kWidth = 24;
   const double share = report_.share();
   const int filled = static_cast<int>(share * kWidth);

@@ -20,9 +20,14 @@ inline std::string CommandWords(const CLI::App& command) {
   return CommandWords(*parent) + " " + command.get_name();
 }
 
-// "halfbyte COMMAND: message" on one line of stderr.
+// "halfbyte COMMAND: message" and the end of the line.
+inline std::string FailureLine(const CLI::App& command, const Error& error) {
+  return fmt::format("halfbyte {}: {}\n", CommandWords(command), error.message);
+}
+
+// The same on stderr.
 inline void PrintFailure(const CLI::App& command, const Error& error) {
-  fmt::print(stderr, "halfbyte {}: {}\n", CommandWords(command), error.message);
+  fmt::print(stderr, "{}", FailureLine(command, error));
 }
 
 // On stdout, with replacement characters for what is not UTF-8 (names of files need not be).

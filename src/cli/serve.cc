@@ -288,7 +288,8 @@ ExitCode RunServe(CLI::App& command, ServeFlags& flags) {
   InitServiceLogging(spdlog::level::from_str(flags.log_level), flags.log_format == "json");
   NoteForeignFlags(flags);
   const ServeResult result = Serve(options);
-  if (!result.message.empty()) PrintFailure(command, {result.message});
+  if (!result.message.empty()) WriteToLog(FailureLine(command, {result.message}));
+  FlushServiceLog();
   return static_cast<ExitCode>(result.end);
 }
 

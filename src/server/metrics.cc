@@ -12,6 +12,7 @@
 #include <sstream>
 #include <tuple>
 
+#include "base/log.h"
 #include "server/process_metrics.h"
 #include "server/version.h"
 
@@ -178,6 +179,8 @@ struct Metrics::State {
       Counters("nvfp4_saturated_blocks_total",
                "Blocks of activations whose wanted NVFP4 scale was beyond the largest")
           .Add({});
+  Counter& log_lines_dropped =
+      Counters("log_lines_dropped_total", "Lines of the log that stderr did not take").Add({});
   Gauge& build_info = Gauges("build_info", "This program")
                           .Add({{"version", ProgramVersion()}, {"commit", ProgramCommit()}});
   ProcessMetrics process{registry};
@@ -309,6 +312,7 @@ std::string Metrics::Text(const Moment& now) {
   const std::lock_guard lock(state_->mutex);
   state_->load_progress.Set(now.load_progress);
   if (now.engine) state_->SetEngine(*now.engine);
+  Raise(state_->log_lines_dropped, DroppedLogLines());
   state_->process.Update();
   std::ostringstream text;
   prometheus::TextSerializer().Serialize(text, state_->registry.Collect());

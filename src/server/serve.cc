@@ -4,15 +4,17 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
 #include <future>
+#include <optional>
 #include <utility>
 
+#include "base/line_writer.h"
 #include "base/log.h"
 #include "base/mapped_file.h"
 #include "base/temporary_path.h"
 #include "server/process_limits.h"
+#include "server/service_manager.h"
 
 namespace halfbyte {
 namespace {
@@ -28,8 +30,7 @@ constexpr auto kLastAnswers = std::chrono::seconds(2);       // to be sent, once
 constexpr auto kCancelledAnswers = std::chrono::seconds(1);  // to be made, once all is cancelled
 
 [[noreturn]] void EndNow(ServeEnd end) {
-  spdlog::default_logger()->flush();
-  std::fflush(nullptr);
+  FlushServiceLog();
   RemoveTemporaryPaths();
   std::_Exit(static_cast<int>(end));
 }
@@ -53,6 +54,19 @@ int WaitForSignal(const sigset_t& signals) {
 bool IsLoopback(const HttpOptions& http) {
   return !http.unix_path.empty() || http.host == "localhost" || http.host == "::1" ||
          http.host.starts_with("127.");
+}
+
+// While --host is looked up, which may take long, signals are heard.
+Result<std::unique_ptr<HttpServer>> Listen(const HttpOptions& options, HttpHandler& handler,
+                                           const sigset_t& signals) {
+  std::optional<Result<std::unique_ptr<HttpServer>>> server;
+  const auto started =
+      std::async(std::launch::async, [&] { server = HttpServer::Start(options, &handler); });
+  while (started.wait_for(std::chrono::milliseconds(10)) != std::future_status::ready) {
+    const int number = WaitForSignal(signals);
+    if (number == SIGTERM || number == SIGINT) EndNow(ServeEnd::kDone);
+  }
+  return *std::move(server);
 }
 
 // What runs from the first to the last tick.
@@ -86,6 +100,7 @@ class Supervisor {
     }
     const auto timeout = std::chrono::duration_cast<Clock::duration>(options_.shutdown_timeout);
     stop_by_ = Clock::now() + timeout;
+    NotifyServiceManager("STOPPING=1");
     service_.Drain();
     spdlog::info("draining: {} requests get {} s to finish; a second signal ends at once",
                  service_.Statistics()->unfinished_requests, options_.shutdown_timeout.count());
@@ -115,8 +130,8 @@ class Supervisor {
     if (const Status started = service_.Start(*std::move(model)); !started) {
       return LoadingFailed(started.error());
     }
-    fmt::print("halfbyte ready {}\n", server_.addresses().front());
-    std::fflush(stdout);
+    stdout_.Write(fmt::format("halfbyte ready {}\n", server_.addresses().front()));
+    NotifyServiceManager("READY=1");
     return std::nullopt;
   }
 
@@ -205,6 +220,7 @@ class Supervisor {
   std::future<Loaded> loading_;               // valid until its result is taken
   std::optional<Clock::time_point> stop_by_;  // draining
   int64_t cut_ = 0;                           // requests that the drain did not wait for
+  LineWriter stdout_{STDOUT_FILENO};
   Clock::time_point reported_ = Clock::now();
   EngineStatistics summarized_;
 };
@@ -274,7 +290,7 @@ ServeResult Serve(const ServeOptions& options) {
   ServiceOptions service_options = options.service;
   service_options.allowed_hosts.push_back(options.http.host);
   Service service(std::move(service_options), Announce(options.load), *std::move(keys));
-  auto server = HttpServer::Start(http, &service);
+  auto server = Listen(http, service, signals);
   if (!server) return {ServeEnd::kBind, server.error().message};
   for (const std::string& address : (*server)->addresses())
     spdlog::info("listening on {}", address);

@@ -35,17 +35,18 @@ def until(condition, what):
 
 
 class Server:
-    """Started with `flags`; ready when made, unless `wait` is false."""
+    """Started with `flags`; ready when made, unless `wait` is false. `stderr`: instead of a file."""
 
     count = 0
 
-    def __init__(self, *flags, model=MODEL, env=None, wait=True, preexec_fn=None):
+    def __init__(self, *flags, model=MODEL, env=None, wait=True, preexec_fn=None, stderr=None):
         Server.count += 1
         self.log_path = WORK / f"server-{Server.count}.log"
         self.log = self.log_path.open("w", encoding="utf-8")
         self.process = subprocess.Popen(
             [PROGRAM, "serve", str(model), "--port", "0", *map(str, flags)],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self.log, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=self.log if stderr is None else stderr, text=True,
             env=os.environ | (env or {}), preexec_fn=preexec_fn)
         self.stdout = []
         self.reader = threading.Thread(target=self._read, daemon=True)

@@ -1,6 +1,7 @@
 """From the first byte to the exit code: loading, keys, drain, failures."""
 import concurrent.futures
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -139,3 +140,52 @@ def test_an_engine_that_fails_ends_its_requests_and_is_exit_7():
         *_, error, done = stream_of(server)
         assert done == "[DONE]" and json.loads(error)["error"]["code"] == "engine_dead"
         assert server.exit_code() == 7
+
+
+def test_a_log_that_nobody_reads_stops_nothing():
+    read_end, write_end = os.pipe()  # never read, as by a supervisor that hangs
+    with Server(*FAKE, "--log-prompts", stderr=write_end) as server:
+        os.close(write_end)
+        body = {"prompt": "x" * 3000, "max_tokens": 1}
+        for _ in range(1600):  # more than the pipe and the queue of lines hold
+            server.json("/v1/completions", body)
+        assert server.request("/live")[0] == 200
+        assert server.metric("halfbyte:log_lines_dropped_total") > 0
+        server.signal(signal.SIGTERM)
+        assert server.exit_code() == 0
+    os.close(read_end)
+
+
+@pytest.mark.parametrize("sink", ["/dev/full", "closed pipe"])
+def test_a_log_that_cannot_be_written_stops_nothing(sink):
+    if sink == "/dev/full":
+        target = os.open(sink, os.O_WRONLY)
+    else:
+        read_end, target = os.pipe()
+        os.close(read_end)
+    with Server(*FAKE, stderr=target) as server:
+        os.close(target)
+        server.json("/v1/completions", {"prompt": "x", "max_tokens": 1})
+        until(lambda: server.metric("halfbyte:log_lines_dropped_total") > 0, "counted")
+        server.signal(signal.SIGTERM)
+        assert server.exit_code() == 0
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+def test_a_service_manager_is_told_when_it_is_ready_and_when_it_stops(tmp_path, abstract):
+    name = f"@halfbyte-{os.getpid()}" if abstract else str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(name.replace("@", "\0"))
+        manager.settimeout(PATIENCE)
+        with Server(*FAKE, env={"NOTIFY_SOCKET": name}) as server:
+            assert manager.recv(100) == b"READY=1"
+            server.signal(signal.SIGTERM)
+            assert manager.recv(100) == b"STOPPING=1"
+            assert server.exit_code() == 0
+
+
+def test_a_service_manager_that_does_not_listen_is_no_trouble(tmp_path):
+    for name in (str(tmp_path / "nobody"), "x" * 200, ""):
+        with Server(*FAKE, env={"NOTIFY_SOCKET": name}) as server:
+            server.signal(signal.SIGTERM)
+            assert server.exit_code() == 0
