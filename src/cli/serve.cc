@@ -82,6 +82,13 @@ void AddListening(CLI::App& command, ServeFlags& flags) {
                 "Name that clients may call the server by, beside its addresses, localhost and "
                 "--host; .example.com: all below it; *: any; not asked with keys");
   AddDefaulted(command, "--max-connections", http.max_connections, "More get 503")->check(kCount);
+  command
+      .add_option("--max-connections-per-client", http.max_connections_per_client,
+                  "Of one address; more get 503 (default: half of all, at least 64)")
+      ->check(kCount);
+  AddDefaulted(command, "--min-client-rate", http.min_rate,
+               "Bytes per second that a client must send of a body, or take of what waits for it")
+      ->check(kCount);
   AddDefaulted(command, "--max-request-bytes", http.max_body_bytes, "Larger bodies get 413")
       ->check(kCount);
 }

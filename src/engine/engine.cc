@@ -8,9 +8,16 @@
 #include <thread>
 #include <utility>
 
+#include "base/check.h"
 #include "engine/engine_loop.h"
 
 namespace halfbyte {
+namespace {
+
+// So many clients with a full queue each leave no room for others.
+constexpr int64_t kClientsInQueue = 4;
+
+}  // namespace
 
 std::string_view Name(RefusalReason reason) {
   constexpr std::string_view kNames[] = {"invalid", "context_length_exceeded", "queue_full",
@@ -37,22 +44,32 @@ class Engine::Thread {
     thread_.join();
   }
 
-  tl::expected<RequestId, Refusal> Submit(Request request) {
-    if (auto refusal = Check(request, limits_, tokenizer_)) return tl::unexpected(*refusal);
-    RequestId id;
+  tl::expected<std::vector<RequestId>, Refusal> Submit(std::vector<Request> call) {
+    HB_CHECK(!call.empty(), "a call without requests");
+    const ClientId client = call.front().client;
+    int64_t choices = 0;
+    for (const Request& request : call) {
+      if (auto refusal = Check(request, limits_, tokenizer_)) return tl::unexpected(*refusal);
+      HB_CHECK(request.client == client, "a call of clients {} and {}", client, request.client);
+      choices += request.n;
+    }
+    std::vector<RequestId> ids;
     {
       const std::lock_guard lock(mutex_);
-      if (auto refusal = ClosedNow()) return tl::unexpected(*refusal);
-      id = ++last_id_;
-      inbox_.emplace_back(id, std::move(request));
+      if (auto refusal = ClosedNow(client, choices)) return tl::unexpected(*refusal);
+      waiting_[client] += choices;
+      for (Request& request : call) {
+        ids.push_back(++last_id_);
+        inbox_.emplace_back(last_id_, std::move(request));
+      }
     }
     work_.notify_one();
-    return id;
+    return ids;
   }
 
-  std::optional<Refusal> Closed() const {
+  std::optional<Refusal> Closed(ClientId client) const {
     const std::lock_guard lock(mutex_);
-    return ClosedNow();
+    return ClosedNow(client, /*choices=*/1);
   }
 
   void Cancel(RequestId id, CancelCause cause) {
@@ -88,10 +105,13 @@ class Engine::Thread {
 
  private:
   // With the mutex held.
-  std::optional<Refusal> ClosedNow() const {
+  std::optional<Refusal> ClosedNow(ClientId client, int64_t choices) const {
     const int64_t running = published_.scheduler.running;
-    const int64_t waiting = unadmitted_ + std::ssize(inbox_);
-    const double rounds = std::ceil(static_cast<double>(waiting) * mean_service_seconds_ /
+    const auto found = waiting_.find(client);
+    const int64_t own = found == waiting_.end() ? 0 : found->second;
+    int64_t all = 0;
+    for (const auto& [other, waiting] : waiting_) all += waiting;
+    const double rounds = std::ceil(static_cast<double>(all) * mean_service_seconds_ /
                                     static_cast<double>(std::max<int64_t>(1, running)));
     const auto retry_after = static_cast<int64_t>(std::clamp(rounds, 1.0, 60.0));
     if (published_.dead) {
@@ -104,11 +124,16 @@ class Engine::Thread {
                      .retry_after_seconds = retry_after};
     }
     const int64_t free = std::max<int64_t>(0, options_.scheduler.max_sequences - running);
-    if (waiting < options_.max_queued_requests + free) return std::nullopt;
-    return Refusal{
-        .reason = RefusalReason::kQueueFull,
-        .message = fmt::format("{} requests are waiting; try again in {} s", waiting, retry_after),
-        .retry_after_seconds = retry_after};
+    const int64_t room = options_.max_queued_requests + free;
+    const int64_t room_of_all = kClientsInQueue * options_.max_queued_requests + free;
+    const bool takes_it =
+        own == 0 ? all < room_of_all : own + choices <= room && all + choices <= room_of_all;
+    if (takes_it) return std::nullopt;
+    return Refusal{.reason = RefusalReason::kQueueFull,
+                   .message = fmt::format("{} answers are waiting, {} of them for this client; try "
+                                          "again in {} s",
+                                          all, own, retry_after),
+                   .retry_after_seconds = retry_after};
   }
 
   void Main() {
@@ -140,7 +165,6 @@ class Engine::Thread {
       };
       if (!busy) work_.wait(lock, mail);
       inbox.swap(inbox_);
-      unadmitted_ += std::ssize(inbox);
       published_.unfinished_requests += std::ssize(inbox);
       cancels.swap(cancels_);
       cancel_all = std::exchange(cancel_all_, std::nullopt);
@@ -160,12 +184,14 @@ class Engine::Thread {
                          .generation_tokens = loop_->generation_tokens(),
                          .saturated_blocks = loop_->saturated_blocks(),
                          .last_progress = EngineClock::now()};
+    std::map<ClientId, int64_t> waiting = loop_->unadmitted();
     const std::lock_guard lock(mutex_);
+    for (const auto& [id, request] : inbox_) waiting[request.client] += request.n;
+    waiting_ = std::move(waiting);
     now.draining = published_.draining;
     now.dead = published_.dead;
     now.death = std::move(published_.death);
     published_ = std::move(now);
-    unadmitted_ = loop_->unadmitted();
     mean_service_seconds_ = loop_->mean_service_seconds();
   }
 
@@ -182,7 +208,7 @@ class Engine::Thread {
   bool closing_ = false;
   RequestId last_id_ = 0;
   EngineStatistics published_;
-  int64_t unadmitted_ = 0;
+  std::map<ClientId, int64_t> waiting_;  // choices that are not in the batch so far
   double mean_service_seconds_ = 1;
 
   std::thread thread_;
@@ -201,10 +227,17 @@ Result<std::unique_ptr<Engine>> Engine::Start(std::unique_ptr<Executor> executor
       new Engine(std::make_unique<Thread>(std::move(loop), tokenizer, options)));
 }
 
-tl::expected<RequestId, Refusal> Engine::Submit(Request request) {
-  return thread_->Submit(std::move(request));
+tl::expected<std::vector<RequestId>, Refusal> Engine::Submit(std::vector<Request> call) {
+  return thread_->Submit(std::move(call));
 }
-std::optional<Refusal> Engine::Closed() const { return thread_->Closed(); }
+tl::expected<RequestId, Refusal> Engine::Submit(Request request) {
+  std::vector<Request> call;
+  call.push_back(std::move(request));
+  const auto ids = thread_->Submit(std::move(call));
+  if (!ids) return tl::unexpected(ids.error());
+  return ids->front();
+}
+std::optional<Refusal> Engine::Closed(ClientId client) const { return thread_->Closed(client); }
 void Engine::Cancel(RequestId id, CancelCause cause) { thread_->Cancel(id, cause); }
 void Engine::CancelAll(CancelCause cause) { thread_->CancelAll(cause); }
 void Engine::Drain() { thread_->Drain(); }

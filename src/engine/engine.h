@@ -30,8 +30,10 @@ namespace halfbyte {
 
 struct EngineOptions {
   SchedulerOptions scheduler;
-  int64_t max_queued_requests = 256;  // waiting ones, beyond which Submit refuses
-  std::vector<int32_t> eos_ids;       // the model's end tokens: they end a text and give none
+  // Choices of one client that wait, beyond which Submit refuses; of all clients together four
+  // times as many. Who has none waiting is not refused for asking for more at once.
+  int64_t max_queued_requests = 256;
+  std::vector<int32_t> eos_ids;  // the model's end tokens: they end a text and give none
   // Report log-probabilities after masks, biases and penalties instead of the model's own.
   bool processed_logprobs = false;
   // Draws the tokens of a step side by side; must outlive the engine. Null: one after another.
@@ -116,11 +118,13 @@ class Engine {
 
   // All of these: from any thread, without waiting for a step.
 
-  // Checks the request and queues it. Every accepted request gets one Finish per choice.
+  // Checks the requests of one call, all of one client, and queues all of them or none. Every
+  // accepted request gets one Finish per choice.
+  tl::expected<std::vector<RequestId>, Refusal> Submit(std::vector<Request> call);
   tl::expected<RequestId, Refusal> Submit(Request request);
-  // Why Submit would refuse any request now (queue full, draining, dead), for whoever would rather
-  // not parse one for nothing. None: it may take one.
-  std::optional<Refusal> Closed() const;
+  // Why Submit would refuse any request of this client now (queue full, draining, dead), for
+  // whoever would rather not parse one for nothing. None: it may take one.
+  std::optional<Refusal> Closed(ClientId client) const;
   // Takes effect at the next step boundary. Any time, any number of times; unknown ids are ignored.
   void Cancel(RequestId id, CancelCause cause);
   void CancelAll(CancelCause cause);

@@ -62,6 +62,7 @@ void EngineLoop::Add(RequestId id, Request request) {
                  .prompt_tokens = std::ssize(r.prompt),
                  .arrival = r.arrival};
   scheduler_->Add({.id = id,
+                   .client = r.client,
                    .prompt = r.prompt,
                    .n = r.n,
                    .draws = r.max_tokens > 0,
@@ -81,8 +82,12 @@ void EngineLoop::CancelAll(CancelCause cause) {
   while (!live_.empty()) Cancel(live_.begin()->first, cause);
 }
 
-int64_t EngineLoop::unadmitted() const {
-  return std::ranges::count_if(live_, [](const auto& it) { return !it.second.report.scheduled; });
+std::map<ClientId, int64_t> EngineLoop::unadmitted() const {
+  std::map<ClientId, int64_t> choices;
+  for (const auto& [id, live] : live_) {
+    if (!live.report.scheduled) choices[live.request.client] += live.request.n;
+  }
+  return choices;
 }
 
 void EngineLoop::CancelExpired(EngineClock::time_point now) {

@@ -39,7 +39,8 @@ class EngineLoop {
 
   // Of requests that have not ended.
   int64_t unfinished() const { return std::ssize(live_); }
-  int64_t unadmitted() const;
+  // Of them, choices of those that have not entered the batch so far, by client.
+  std::map<ClientId, int64_t> unadmitted() const;
 
   const ExecutorLimits& limits() const { return executor_->limits(); }
   SchedulerCounts counts() const { return scheduler_->Counts(); }

@@ -118,14 +118,14 @@ TEST(EngineThreads, AFullQueueRefusesAtOnceWhileAStepLasts) {
     if (id) accepted.push_back(request);
     return id;
   };
-  EXPECT_FALSE(engine->Closed());
+  EXPECT_FALSE(engine->Closed(0));
   ASSERT_TRUE(submit());
   gate.AwaitArrival();
   for (int i = 0; i < 20; ++i) {
     const auto id = submit();
     if (id) continue;
-    ASSERT_TRUE(engine->Closed());
-    EXPECT_EQ(engine->Closed()->reason, RefusalReason::kQueueFull);
+    ASSERT_TRUE(engine->Closed(0));
+    EXPECT_EQ(engine->Closed(0)->reason, RefusalReason::kQueueFull);
     EXPECT_EQ(id.error().reason, RefusalReason::kQueueFull);
     EXPECT_GE(id.error().retry_after_seconds, 1);
     EXPECT_LE(id.error().retry_after_seconds, 60);
@@ -137,6 +137,41 @@ TEST(EngineThreads, AFullQueueRefusesAtOnceWhileAStepLasts) {
     EXPECT_EQ(WaitFor(request).at(0).token_ids.size(), 3u);
   }
   EXPECT_TRUE(submit());
+}
+
+TEST(EngineThreads, AQueueThatOneClientHasFilledIsOpenToOthers) {
+  Gate gate;
+  const auto engine = Start({.limits = FakeLimits(2, 8),
+                             .script = CountUp,
+                             .wait = [&](std::chrono::nanoseconds) { gate.Wait(); }},
+                            /*max_queued=*/6);
+  const auto asked = [](ClientId client, int32_t n) {
+    Request request = IdsRequest({5}, 3);
+    request.client = client;
+    request.n = n;
+    return request;
+  };
+  const auto refused = [&](std::vector<Request> call) {
+    const auto ids = engine->Submit(std::move(call));
+    return !ids && ids.error().reason == RefusalReason::kQueueFull;
+  };
+  ASSERT_TRUE(engine->Submit(asked(1, 1)));
+  gate.AwaitArrival();
+  // Choices count, not requests: of 6 that may wait and 2 for which there are slots.
+  ASSERT_TRUE(engine->Submit({asked(1, 2), asked(1, 1)}));
+  EXPECT_TRUE(refused({asked(1, 3), asked(1, 2)})) << "all of a call or nothing";
+  EXPECT_TRUE(engine->Submit(asked(1, 3)));
+  EXPECT_FALSE(refused({asked(1, 1)}));
+  EXPECT_TRUE(refused({asked(1, 1)}));
+  EXPECT_TRUE(engine->Closed(1));
+  EXPECT_FALSE(engine->Closed(2));
+  // One who has nothing there may ask for more than the queue has.
+  const Request large = asked(2, 16);
+  EXPECT_TRUE(engine->Submit(large));
+  EXPECT_TRUE(engine->Closed(2));
+  EXPECT_TRUE(engine->Submit(asked(3, 1)));
+  gate.Open();
+  EXPECT_EQ(WaitFor(large).size(), 16u);
 }
 
 TEST(EngineThreads, DrainRefusesNewRequestsAndFinishesOldOnes) {
@@ -151,7 +186,7 @@ TEST(EngineThreads, DrainRefusesNewRequestsAndFinishesOldOnes) {
   const auto refused = engine->Submit(IdsRequest({5}, 30));
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().reason, RefusalReason::kDraining);
-  EXPECT_EQ(engine->Closed()->reason, RefusalReason::kDraining);
+  EXPECT_EQ(engine->Closed(0)->reason, RefusalReason::kDraining);
   EXPECT_TRUE(engine->Statistics().draining);
   gate.Open();
   EXPECT_EQ(WaitFor(request).at(0).token_ids.size(), 30u);
@@ -181,7 +216,7 @@ TEST(EngineThreads, ADeadExecutorIsToldToEverybody) {
     const auto id = engine->Submit(late);
     if (!id) {
       EXPECT_EQ(id.error().reason, RefusalReason::kDead);
-      EXPECT_EQ(engine->Closed()->reason, RefusalReason::kDead);
+      EXPECT_EQ(engine->Closed(0)->reason, RefusalReason::kDead);
       break;
     }
     EXPECT_EQ(WaitFor(late).at(0).finish->error_code, "engine_dead");

@@ -17,6 +17,10 @@ class Mailbox;
 
 using EngineClock = std::chrono::steady_clock;
 
+// Who asks. What there is, queue, slots, memory and the tokens of a step, is shared among clients
+// before it is shared among the requests of one. 0: nobody in particular.
+using ClientId = uint64_t;
+
 // What ends a text before its length does.
 struct StopRules {
   std::vector<std::string> strings;  // each of 1 .. 1024 bytes of UTF-8; at most 16
@@ -38,6 +42,7 @@ struct OutputFormat {
 };
 
 struct Request {
+  ClientId client = 0;
   std::string label;            // for logs and reports: the id that the client knows
   std::vector<int32_t> prompt;  // at least one id
   int32_t n = 1;                // choices: continuations drawn independently, at least 1

@@ -1,6 +1,12 @@
 // Decides what each step computes: continuous batching with chunked prefill, admission by reserved
 // blocks, preemption, prefix cache (server.md §1.3 - §1.6).
 //
+// Clients before requests. Who waits and has fewer slots than another takes one of its youngest; a
+// prompt that finds too little memory takes it from a client that would keep more; clients with
+// prompts share the tokens of a step evenly. A client's oldest sequence is never taken from it for
+// another client, and the oldest of all is never preempted: so all get on. Among the requests of
+// one client the order is that of arrival, and nobody overtakes the first that waits.
+//
 // Pure: no clock, no device, no randomness. The same calls give the same plans. One thread.
 //
 //   scheduler.Add(request);
@@ -20,6 +26,7 @@
 
 #include "base/result.h"
 #include "engine/prefix_cache.h"
+#include "engine/request.h"
 #include "engine/sequence_life.h"
 #include "paging/executor.h"
 #include "paging/kv_pages.h"
@@ -36,6 +43,7 @@ struct SchedulerOptions {
 // What the scheduler must know of a request.
 struct ScheduledRequest {
   RequestId id = 0;  // larger for later arrivals
+  ClientId client = 0;
   std::vector<int32_t> prompt;
   int32_t n = 1;
   bool draws = true;           // false: ends with its prompt (max_tokens 0)
@@ -98,8 +106,16 @@ class Scheduler {
   void ClearPrefixCache() { cache_.Clear(); }
 
  private:
+  // One that has requests.
+  struct Client {
+    int64_t requests = 0;
+    int64_t served = 0;  // tokens planned; who comes anew begins with the least that another has
+    std::set<SequenceId> waiting;  // in the order of arrival
+    std::set<SequenceId> running;
+  };
   struct RequestEntry {
     ScheduledRequest request;
+    Client* client = nullptr;
     RequestCounts counts;
     int64_t unfinished = 0;  // choices
   };
@@ -110,24 +126,37 @@ class Scheduler {
     SequenceLife life;
 
     int64_t left() { return std::ssize(tokens) - life.memory().sequence.position(); }
+    Client& client() { return *request->client; }
   };
 
   Scheduler(const ExecutorLimits& limits, const SchedulerOptions& options);
   Status CheckLimits() const;
 
+  void ShareSlots();
+  void ShareBlocks();
+  bool MayBeAdmitted(const Entry& entry);
+  void MakeRoomToDecode();
+  SequenceId VictimForABlock();
+  int64_t BlocksOf(const Client& client);
+  void Preempt(SequenceId id);
+
+  void AdmitWaiting(StepPlan& plan);
+  std::optional<SequenceId> NextWaiting() const;
+  bool Admit(SequenceId id, StepPlan& plan);
+  int64_t BlocksFor(int64_t tokens) const;
+  PrefixCache::Match Find(const Entry& entry);
+  Result<Sequence> Start(const PrefixCache::Match& match);
+  int64_t PromptTokensLeft(const Client& client);
   void PlanDecodes(StepPlan& plan);
   void PlanPrefills(StepPlan& plan);
-  void AdmitWaiting(StepPlan& plan);
-  bool Admit(SequenceId id, StepPlan& plan);
-  Result<Sequence> Start(const PrefixCache::Match& match);
-  void PlanChunk(SequenceId id, Entry& entry, StepPlan& plan);
-  bool MakeRoomToDecode(SequenceId id, Entry& entry);
-  void Preempt(SequenceId id);
+  void PlanChunk(SequenceId id, Entry& entry, int64_t most, StepPlan& plan);
 
   void AdvanceItem(const PlanItem& item, std::span<const DrawnToken> drawn);
   void CompleteBlocks(Entry& entry);
   int64_t NextSnapshot(Entry& entry, int64_t position) const;
   void ForkOrQueue(SequenceId id, Entry& from, int32_t token);
+  void Wait(SequenceId id);
+  void Run(SequenceId id);
   void Finish(SequenceId id);
   bool AnotherMayRun() const;
 
@@ -135,14 +164,14 @@ class Scheduler {
   const SchedulerOptions options_;
   KvPages pages_;
   PrefixCache cache_;
+  std::map<ClientId, Client> clients_;
   std::map<RequestId, RequestEntry> requests_;
   std::map<SequenceId, Entry> entries_;
-  std::set<SequenceId> waiting_;  // in the order of arrival, as all of these
-  std::set<SequenceId> running_;
-  StepPlan next_;  // what the coming step owes to the last one: saves and copies
+  std::set<SequenceId> running_;  // in the order of arrival
+  StepPlan next_;                 // what the coming step owes to the last one: saves and copies
   std::optional<StepPlan> in_flight_;
   int64_t steps_ = 0;
-  SchedulerCounts counts_;
+  SchedulerCounts counts_;  // of pools and running sequences: when asked for
 };
 
 }  // namespace halfbyte

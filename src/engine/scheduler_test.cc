@@ -60,10 +60,11 @@ class Driver {
         scheduler_(*Scheduler::Create(
             limits_, {sizes.max_sequences, sizes.batch_tokens, sizes.prefix_cache})) {}
 
-  RequestId Add(std::vector<int32_t> prompt, int64_t max_tokens, int32_t n = 1) {
+  RequestId Add(std::vector<int32_t> prompt, int64_t max_tokens, int32_t n = 1,
+                ClientId client = 0) {
     const RequestId id = ++last_id_;
     outputs_[id] = {prompt, max_tokens, {}, n, false};
-    scheduler_->Add({.id = id, .prompt = std::move(prompt), .n = n});
+    scheduler_->Add({.id = id, .client = client, .prompt = std::move(prompt), .n = n});
     return id;
   }
 
@@ -210,6 +211,7 @@ TEST_P(RandomSchedules, LoseNoTokenAndNoPage) {
     sizes.token_0_ends = random() % 2 == 0;
     Driver driver(sizes);
     const int64_t requests = pick(1, 12);
+    const int64_t clients = pick(1, 3);
     std::vector<RequestId> ids;
     for (int64_t i = 0; i < 100000; ++i) {
       if (std::ssize(ids) < requests && (random() % 4 == 0 || i > 200)) {
@@ -221,7 +223,8 @@ TEST_P(RandomSchedules, LoseNoTokenAndNoPage) {
         const int64_t room = sizes.max_model_len - std::ssize(prompt);
         const auto n = static_cast<int32_t>(random() % 4 == 0 ? pick(2, 4) : 1);
         forks += n > 1 ? 1 : 0;
-        ids.push_back(driver.Add(prompt, std::min(room, pick(1, 150)), n));
+        const auto client = static_cast<ClientId>(pick(1, clients));
+        ids.push_back(driver.Add(prompt, std::min(room, pick(1, 150)), n, client));
       }
       if (!ids.empty() && random() % 60 == 0) {
         driver.Cancel(ids[random() % ids.size()]);
@@ -263,6 +266,71 @@ TEST(Scheduler, TheOldestIsNeverPreempted) {
     }
   }
   EXPECT_GT(driver.scheduler().Counts().preemptions, 0);
+  driver.ExpectNothingLeft();
+}
+
+TEST(Scheduler, AClientThatTakesAllSlotsGivesSomeToOneThatComes) {
+  Driver driver({.max_sequences = 4, .context_blocks = 40, .token_0_ends = false});
+  std::mt19937 random(1);
+  const RequestId greedy = driver.Add(Prompt(30, 5), 600, /*n=*/8, /*client=*/1);
+  for (int i = 0; i < 10; ++i) ASSERT_TRUE(driver.Step());
+  const RequestId first = driver.Add(Prompt(20, 6), 50, 1, /*client=*/2);
+  const RequestId second = driver.Add(Prompt(20, 7), 50, 1, /*client=*/2);
+  const RequestId third = driver.Add(Prompt(20, 8), 50, 1, /*client=*/2);
+  for (int i = 0; i < 50; ++i) ASSERT_TRUE(driver.Step());
+  // Half of the slots; the third one waits for the client's own.
+  EXPECT_EQ(driver.outputs().at(first).unfinished, 0);
+  EXPECT_EQ(driver.outputs().at(second).unfinished, 0);
+  EXPECT_TRUE(driver.outputs().at(third).drawn.empty());
+  EXPECT_EQ(driver.outputs().at(greedy).drawn.at(0).size(), 60) << "its oldest goes on";
+  EXPECT_EQ(driver.scheduler().Counts().preemptions, 2) << "and nobody changes places for nothing";
+  while (driver.Step()) continue;
+  driver.ExpectAsAlone(random);
+  driver.ExpectNothingLeft();
+}
+
+TEST(Scheduler, AShortPromptDoesNotWaitForALongOneOfAnotherClient) {
+  Driver driver(
+      {.max_sequences = 4, .batch_tokens = 132, .context_blocks = 40, .max_model_len = 8192});
+  driver.Add(Prompt(8000, 8), 3, 1, /*client=*/1);
+  driver.Add(Prompt(8000, 9), 3, 1, /*client=*/1);
+  ASSERT_TRUE(driver.Step());
+  const RequestId own = driver.Add(Prompt(50, 10), 3, 1, /*client=*/1);
+  const RequestId other = driver.Add(Prompt(50, 11), 3, 1, /*client=*/2);
+  ASSERT_TRUE(driver.Step());
+  EXPECT_EQ(driver.outputs().at(other).drawn.size(), 1);
+  EXPECT_TRUE(driver.outputs().at(own).drawn.empty());
+  EXPECT_NE(driver.last_plan().find("132 tokens"), std::string::npos) << driver.last_plan();
+}
+
+TEST(Scheduler, ManyClientsWithPromptsShareAStep) {
+  Driver driver(
+      {.max_sequences = 8, .batch_tokens = 136, .context_blocks = 64, .max_model_len = 2000});
+  std::vector<RequestId> ids;
+  for (ClientId client = 1; client <= 8; ++client) {
+    ids.push_back(driver.Add(Prompt(1000, static_cast<uint32_t>(client)), 1, 1, client));
+  }
+  for (int i = 0; i < 59; ++i) ASSERT_TRUE(driver.Step());  // 8,000 tokens
+  for (const RequestId id : ids) EXPECT_EQ(driver.outputs().at(id).unfinished, 0) << id;
+}
+
+TEST(Scheduler, AClientThatHoldsAllMemoryGivesSomeToOneThatComes) {
+  Driver driver({.max_sequences = 6,
+                 .context_blocks = 8,
+                 .max_model_len = 2048,
+                 .prefix_cache = false,
+                 .token_0_ends = false});
+  std::mt19937 random(1);
+  const RequestId oldest = driver.Add(Prompt(500, 5), 200, 1, /*client=*/1);
+  for (uint32_t i = 0; i < 3; ++i) driver.Add(Prompt(500, 6 + i), 200, 1, /*client=*/1);
+  for (int i = 0; i < 15; ++i) ASSERT_TRUE(driver.Step());
+  ASSERT_EQ(driver.scheduler().Counts().pool_used.context_blocks, 8);
+  const RequestId other = driver.Add(Prompt(300, 11), 20, 1, /*client=*/2);
+  for (int i = 0; i < 25; ++i) ASSERT_TRUE(driver.Step());
+  EXPECT_EQ(driver.outputs().at(other).unfinished, 0);
+  EXPECT_EQ(driver.scheduler().CountsOf(oldest).preemptions, 0);
+  while (driver.Step()) continue;
+  driver.ExpectAsAlone(random);
   driver.ExpectNothingLeft();
 }
 

@@ -133,6 +133,7 @@ void AnswerWriter::Send(std::span<iovec> pieces) {
       state_ = full ? State::kBlocked : State::kBroken;
       return;
     }
+    sent_ += sent;
     left -= static_cast<size_t>(sent);
     auto passed = static_cast<size_t>(sent);
     for (iovec& piece : pieces) {

@@ -43,6 +43,7 @@ class AnswerWriter {
   // kDone: the connection can serve another request.
   bool keep_alive() const { return framing_.keep_alive; }
   bool complete() const { return last_; }  // the reply has given everything
+  int64_t sent() const { return sent_; }   // bytes
 
  private:
   void StartAnswer(const HttpReply::Output& output, std::string_view date);
@@ -57,6 +58,7 @@ class AnswerWriter {
   bool has_body_ = true;
   bool last_ = false;   // the reply has nothing more
   std::string prefix_;  // head and chunk size of the output being sent; its capacity is reused
+  int64_t sent_ = 0;
   std::string unsent_;  // what the socket did not take, from unsent_from_ on
   size_t unsent_from_ = 0;
 };

@@ -4,6 +4,7 @@
 
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/co_spawn.hpp>
+#include <boost/asio/post.hpp>
 #include <boost/asio/redirect_error.hpp>
 
 #include "base/check.h"
@@ -21,17 +22,27 @@ constexpr size_t kEarlyBytes = 16 << 10;  // of next requests that are read whil
 
 }  // namespace
 
-Connection::Connection(ConnectionRules& rules, IoThread& thread, Socket socket, Welcome welcome)
+Connection::Connection(ConnectionRules& rules, IoThread& thread, Socket socket, std::string peer,
+                       Welcome welcome)
     : rules_(rules),
       thread_(thread),
       socket_(std::move(socket)),
       welcome_(welcome),
-      peer_(PeerName(socket_.native_handle())),
-      wake_target_(std::make_shared<WakeQueue::Target>(this)) {
+      peer_(std::move(peer)),
+      client_(ClientAddress(peer_)),
+      wake_target_(std::make_shared<WakeQueue::Target>(this)),
+      taking_(steady_clock::now(), rules.options.write_timeout, rules.options.min_rate) {
   ++(welcome_ == Welcome::kServe ? rules_.open : rules_.turned_away);
 }
 
-Connection::~Connection() { --(welcome_ == Welcome::kServe ? rules_.open : rules_.turned_away); }
+Connection::~Connection() {
+  if (welcome_ == Welcome::kServe) {
+    rules_.connections->Give(client_, 1);
+    --rules_.open;
+  } else {
+    --rules_.turned_away;
+  }
+}
 
 void Connection::Start() {
   asio::co_spawn(
@@ -45,6 +56,8 @@ Task<void> Connection::Run() {
   while (next == Next::kServe && !rules_.stopping) {
     if (welcome_ == Welcome::kServe) {
       next = co_await ServeRequest();
+      // Who has sent many requests at once waits for its turn with each.
+      if (!buffer_.data().empty()) co_await asio::post(thread_.context(), kAwait);
     } else {
       next = co_await TurnAway();
     }
@@ -58,9 +71,11 @@ Task<void> Connection::Run() {
 
 Task<Connection::Next> Connection::TurnAway() {
   RequestParser nothing(rules_.limits);
-  const HttpFault fault = {503, "too_many_connections",
-                           fmt::format("the server has {} connections already; try again later",
-                                       rules_.options.max_connections)};
+  const std::string who =
+      welcome_ == Welcome::kServerIsFull
+          ? fmt::format("the server has {} connections", rules_.options.max_connections)
+          : fmt::format("{} has as many connections as one client may have", client_);
+  const HttpFault fault = {503, "too_many_connections", who + " already; try again later"};
   co_return co_await Refuse(fault, nothing);
 }
 
@@ -69,7 +84,7 @@ Task<Connection::Next> Connection::ServeRequest() {
   RequestParser parser(rules_.limits);
   HttpRequest& request = parser.request();
   request.peer = peer_;
-  request.body_claim = std::make_shared<BodyClaim>(rules_.bodies);
+  request.body_claim = std::make_shared<BodyClaim>(rules_.bodies, client_);
   deadline_ = steady_clock::now() + rules_.options.idle_timeout;
   const std::optional<Next> after_head = co_await ReadPast(parser, RequestParser::State::kHead);
   if (after_head) co_return *after_head;
@@ -96,6 +111,8 @@ Task<std::optional<Connection::Next>> Connection::ReadPast(RequestParser& parser
                                                            RequestParser::State state) {
   const HttpOptions& options = rules_.options;
   const bool in_body = state == RequestParser::State::kBody;
+  RateClock coming(steady_clock::now(), options.body_timeout, options.min_rate);
+  int64_t come = 0;  // of the body
   bool invites_body = in_body && parser.expects_continue() && buffer_.data().empty();
   HttpFault fault;
   while (true) {
@@ -106,11 +123,16 @@ Task<std::optional<Connection::Next>> Connection::ReadPast(RequestParser& parser
       break;
     }
     if (!parser.request().body_claim->Cover(std::ssize(parser.request().body))) {
-      fault = {503, "too_many_bodies", "the bodies of other requests fill the memory for them"};
+      fault = {503, "too_many_bodies",
+               "the bodies of requests fill the memory for them, or a client's half of it"};
       break;
     }
     if (parser.state() != state) co_return std::nullopt;
-    if (in_body) deadline_ = steady_clock::now() + options.body_timeout;
+    if (in_body) {
+      const int64_t size = std::ssize(parser.request().body);
+      coming.Count(size - std::exchange(come, size), steady_clock::now());
+      deadline_ = coming.deadline();
+    }
     if (parser.started() && !started) deadline_ = steady_clock::now() + options.head_timeout;
     if (std::exchange(invites_body, false) && !InviteBody(socket_.native_handle())) {
       co_return Next::kClose;
@@ -138,6 +160,7 @@ Task<size_t> Connection::Read(size_t room) {
   const size_t count = co_await socket_.async_read_some(asio::buffer(free.data(), free.size()),
                                                         asio::redirect_error(kAwait, error));
   buffer_.Commit(count);
+  thread_.DeliverWakes();
   co_return count;
 }
 
@@ -199,6 +222,9 @@ void Connection::Pump() {
   woken_ = false;
   next_poll_ = steady_clock::now() + rules_.options.poll_interval;
   writer_->Poll(thread_.date());
+  // All before was taken.
+  taking_ = RateClock(steady_clock::now(), rules_.options.write_timeout, rules_.options.min_rate);
+  taken_ = writer_->sent();
   AfterSending();
 }
 
@@ -206,7 +232,9 @@ void Connection::AfterSending() {
   if (!answering()) {
     socket_.cancel();  // the coroutine waits in vain for the client
   } else if (writer_->state() == AnswerWriter::State::kBlocked) {
-    deadline_ = steady_clock::now() + rules_.options.write_timeout;
+    const int64_t sent = writer_->sent();
+    taking_.Count(sent - std::exchange(taken_, sent), steady_clock::now());
+    deadline_ = taking_.deadline();
     socket_.async_wait(Socket::wait_write, [self = shared_from_this()](const error_code& error) {
       if (!error) self->OnWritable();
     });

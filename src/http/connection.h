@@ -11,9 +11,10 @@
 #include <string>
 
 #include "http/answer_writer.h"
-#include "http/body_budget.h"
+#include "http/body_claim.h"
 #include "http/http_server.h"
 #include "http/io_thread.h"
+#include "http/rate_clock.h"
 #include "http/read_buffer.h"
 #include "http/request_parser.h"
 
@@ -23,7 +24,8 @@ namespace halfbyte {
 struct ConnectionRules {
   HttpOptions options;
   RequestLimits limits;
-  std::shared_ptr<BodyBudget> bodies;
+  std::shared_ptr<ClientShares> bodies;       // bytes
+  std::shared_ptr<ClientShares> connections;  // being served
   HttpHandler* handler;
   std::atomic<bool> stopping = false;    // nobody is served any more
   std::atomic<int64_t> open = 0;         // connections being served
@@ -34,9 +36,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
  public:
   using TimePoint = std::chrono::steady_clock::time_point;
 
-  // kTurnAway: one too many; it gets 503. Counted in `rules` as long as it lives.
-  enum class Welcome { kServe, kTurnAway };
-  Connection(ConnectionRules& rules, IoThread& thread, Socket socket, Welcome welcome);
+  // One too many, of all or of its client's, gets 503. Counted in `rules` as long as it lives; one
+  // to be served has taken its share of `connections`, and gives it back.
+  enum class Welcome { kServe, kServerIsFull, kClientHasMany };
+  Connection(ConnectionRules& rules, IoThread& thread, Socket socket, std::string peer,
+             Welcome welcome);
   ~Connection();
 
   // From any thread: begins to serve on the connection's own one.
@@ -73,10 +77,13 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Socket socket_;
   const Welcome welcome_;
   const std::string peer_;
+  const std::string client_;  // its address
   const std::shared_ptr<WakeQueue::Target> wake_target_;
   ReadBuffer buffer_;
   TimePoint deadline_;      // of reading, or of a write that is blocked
   bool timed_out_ = false;  // the last Read ended by it
+  RateClock taking_;        // of what the client takes while a write is blocked
+  int64_t taken_ = 0;       // bytes of the answer that it has counted
 
   std::optional<AnswerWriter> writer_;
   bool woken_ = false;  // while the socket took nothing

@@ -9,6 +9,7 @@
 
 #include "base/log.h"
 #include "base/temporary_path.h"
+#include "http/client_socket.h"
 #include "http/connection.h"
 #include "http/listener.h"
 
@@ -31,6 +32,10 @@ milliseconds TickOf(const HttpOptions& options) {
   return std::clamp(shortest / 4, milliseconds(5), milliseconds(250));
 }
 
+std::shared_ptr<ClientShares> ShareOut(int64_t all, int64_t each, const HttpOptions& options) {
+  return std::make_shared<ClientShares>(all, options.unix_path.empty() ? each : all);
+}
+
 }  // namespace
 
 class HttpServer::State {
@@ -40,8 +45,14 @@ class HttpServer::State {
                .limits = {.head_bytes = options.max_head_bytes,
                           .target_bytes = options.max_target_bytes,
                           .body_bytes = options.max_body_bytes},
-               .bodies = std::make_shared<BodyBudget>(
-                   std::max(options.max_bodies_bytes, options.max_body_bytes)),
+               .bodies = ShareOut(std::max(options.max_bodies_bytes, options.max_body_bytes),
+                                  std::max(options.max_bodies_bytes / 2, options.max_body_bytes),
+                                  options),
+               .connections = ShareOut(options.max_connections,
+                                       options.max_connections_per_client > 0
+                                           ? options.max_connections_per_client
+                                           : std::max<int64_t>(options.max_connections / 2, 64),
+                                       options),
                .handler = handler} {
     for (int i = 0; i < std::max(1, options.io_threads); ++i) {
       threads_.push_back(std::make_unique<IoThread>(TickOf(options)));
@@ -98,6 +109,7 @@ Task<void> HttpServer::State::Accept(std::shared_ptr<Acceptor> acceptor) {
     error_code error, ignored;
     Socket socket =
         co_await acceptor->async_accept(thread.context(), asio::redirect_error(kAwait, error));
+    threads_[0]->DeliverWakes();
     if (!error) {
       Receive(thread, std::move(socket));
     } else if (acceptor->is_open()) {
@@ -110,10 +122,13 @@ Task<void> HttpServer::State::Accept(std::shared_ptr<Acceptor> acceptor) {
 
 void HttpServer::State::Receive(IoThread& thread, Socket socket) {
   using Welcome = Connection::Welcome;
-  const bool full = rules_.open >= rules_.options.max_connections;
-  if (full && rules_.turned_away >= kMaxTurnedAway) return;
-  std::make_shared<Connection>(rules_, thread, std::move(socket),
-                               full ? Welcome::kTurnAway : Welcome::kServe)
+  std::string peer = PeerName(socket.native_handle());
+  Welcome welcome = Welcome::kServe;
+  if (!rules_.connections->Take(ClientAddress(peer), 1)) {
+    if (rules_.turned_away >= kMaxTurnedAway) return;
+    welcome = rules_.connections->AnyLeft() ? Welcome::kClientHasMany : Welcome::kServerIsFull;
+  }
+  std::make_shared<Connection>(rules_, thread, std::move(socket), std::move(peer), welcome)
       ->Start();
 }
 

@@ -26,17 +26,23 @@ struct HttpOptions {
   std::string unix_path;
 
   int io_threads = 1;
-  int64_t max_connections = 4096;      // more get 503 and are closed
+  int64_t max_connections = 4096;  // more get 503 and are closed
+  // Of one address (ClientAddress): more get 503, too. 0: half of all, but 64 at
+  // least. On a unix socket, where all are one, it does not count.
+  int64_t max_connections_per_client = 0;
   int64_t max_head_bytes = 16 << 10;   // request line and fields: 431
   int64_t max_target_bytes = 4 << 10;  // URL: 414
   int64_t max_body_bytes = 32 << 20;   // 413, by Content-Length before it is read
-  // Of all bodies together, but for the first 64 KiB of each: 503. At least one of the largest
-  // fits.
+  // Of all bodies together, but for the first 64 KiB of each: 503. Half of it for one client. At
+  // least one of the largest fits.
   int64_t max_bodies_bytes = 256 << 20;
-  std::chrono::milliseconds head_timeout{10'000};   // from a head's first byte to its last: 408
-  std::chrono::milliseconds body_timeout{30'000};   // without a byte: 408
-  std::chrono::milliseconds idle_timeout{75'000};   // no request: the connection closes
-  std::chrono::milliseconds write_timeout{60'000};  // the client takes nothing: closes
+  std::chrono::milliseconds head_timeout{10'000};  // from a head's first byte to its last: 408
+  // A body pauses for longer, or comes slower on the whole than min_rate: 408.
+  std::chrono::milliseconds body_timeout{30'000};
+  int64_t min_rate = 1024;                         // bytes per second
+  std::chrono::milliseconds idle_timeout{75'000};  // no request: the connection closes
+  // The client takes nothing for longer, or takes slower what waits for it than min_rate: closes.
+  std::chrono::milliseconds write_timeout{60'000};
   // After an answer that ends the connection: how long the client may still send, for nothing.
   std::chrono::milliseconds linger_timeout{5'000};
   std::chrono::milliseconds poll_interval{1'000};  // HttpReply::Poll of a silent reply

@@ -9,6 +9,7 @@
 #include <fstream>
 
 #include "http/listener.h"
+#include "http/rate_clock.h"
 #include "http/raw_client.h"
 #include "http/server_test_handler.h"
 
@@ -278,6 +279,7 @@ TEST_F(HttpServerTest, AHeadThatDripsIsEndedABodyThatDripsIsNot) {
   Start([](HttpOptions& o) {
     o.head_timeout = milliseconds(200);
     o.body_timeout = milliseconds(1000);
+    o.min_rate = 10;  // a byte each 100 ms
   });
   RawClient head(server->port()), body(server->port());
   head.Send("GET / HTTP/1.1\r\n");
@@ -291,6 +293,93 @@ TEST_F(HttpServerTest, AHeadThatDripsIsEndedABodyThatDripsIsNot) {
   EXPECT_EQ(body.Read()->body, std::string(20, 'y'));
 }
 
+TEST_F(HttpServerTest, ABodyMustComeAtARate) {
+  Start([](HttpOptions& o) {
+    o.body_timeout = milliseconds(100);
+    o.min_rate = 1000;
+  });
+  RawClient client(server->port());
+  client.Send("POST /echo HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n");
+  // A byte is progress, but at this rate the body would last for days.
+  bool open = true;
+  for (int i = 0; i < 1000 && open; ++i) {
+    std::this_thread::sleep_for(milliseconds(5));
+    open = client.Send("1\r\nx\r\n");
+  }
+  EXPECT_FALSE(open);
+  EXPECT_EQ(handler.handled, 0);
+  EXPECT_TRUE(NobodyIsConnected());
+}
+
+TEST_F(HttpServerTest, AClientThatTakesATrickleIsLeft) {
+  Start([](HttpOptions& o) {
+    o.write_timeout = milliseconds(100);
+    o.min_rate = 100 << 20;
+  });
+  RawClient client(server->port(), /*receive_buffer=*/8192);
+  client.Send(Get("/stream"));
+  const auto stream = handler.stream(0);
+  stream->Send(std::string(64 << 20, 'x'));
+  client.ReadHead();
+  char bytes[16384];
+  int reads = 0;
+  for (; stream->alive() && reads < 5000; ++reads) {
+    std::this_thread::sleep_for(milliseconds(2));
+    ASSERT_GE(::recv(client.socket(), bytes, sizeof(bytes), 0), 0);
+  }
+  EXPECT_LT(reads, 4000) << "it has taken all, though slowly";
+  EXPECT_FALSE(stream->alive());
+}
+
+TEST_F(HttpServerTest, OneClientsConnectionsAreBounded) {
+  Start([](HttpOptions& o) {
+    o.max_connections = 10;
+    o.max_connections_per_client = 3;
+  });
+  std::vector<std::unique_ptr<RawClient>> clients;
+  for (int i = 0; i < 3; ++i) {
+    clients.push_back(std::make_unique<RawClient>(server->port()));
+    EXPECT_EQ(clients.back()->Ask(Get("/hello"))->status, 200);
+  }
+  RawClient beyond(server->port());
+  const auto refused = beyond.Ask(Get("/hello"));
+  EXPECT_EQ(refused->status, 503);
+  EXPECT_EQ(refused->body, "too_many_connections");
+  RawClient other(server->port(), 0, /*from=*/"127.0.0.2");
+  EXPECT_EQ(other.Ask(Get("/hello"))->status, 200);
+  clients.pop_back();
+  EXPECT_TRUE(Eventually([&] {
+    RawClient again(server->port());
+    return again.Ask(Get("/hello"))->status == 200;
+  }));
+}
+
+TEST_F(HttpServerTest, OneClientsBodiesLeaveRoomForOthers) {
+  Start([](HttpOptions& o) {
+    o.max_body_bytes = 200 << 10;
+    o.max_bodies_bytes = 600 << 10;
+  });
+  // Each counts 136 KiB, as the first 64 are free; 300 are one client's.
+  const std::string body(200 << 10, 'b');
+  RawClient client(server->port());
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(client.Ask(Post("/keep", body))->status, 200);
+  EXPECT_EQ(client.Ask(Post("/keep", body))->status, 503);
+  RawClient other(server->port(), 0, /*from=*/"127.0.0.2");
+  EXPECT_EQ(other.Ask(Post("/keep", body))->status, 200);
+}
+
+TEST(RateClock, GivesPatienceAndThenAsksForARate) {
+  const steady_clock::time_point start;
+  RateClock clock(start, std::chrono::seconds(30), 1000);
+  EXPECT_EQ(clock.deadline(), start + std::chrono::seconds(30));
+  clock.Count(5000, start + std::chrono::seconds(10));
+  EXPECT_EQ(clock.deadline(), start + std::chrono::seconds(35));
+  clock.Count(1'000'000, start + std::chrono::seconds(20));
+  EXPECT_EQ(clock.deadline(), start + std::chrono::seconds(50)) << "no more is in stock";
+  clock.Count(1, start + std::chrono::seconds(49));
+  EXPECT_EQ(clock.deadline(), start + milliseconds(50'001));
+}
+
 TEST_F(HttpServerTest, BodiesAreBoundedTogether) {
   Start([](HttpOptions& o) {
     o.max_body_bytes = 200 << 10;
@@ -299,8 +388,9 @@ TEST_F(HttpServerTest, BodiesAreBoundedTogether) {
   // Each counts 136 KiB, as the first 64 are free.
   const std::string body(200 << 10, 'b');
   RawClient client(server->port());
+  RawClient other(server->port(), 0, /*from=*/"127.0.0.2");
   EXPECT_EQ(client.Ask(Post("/keep", body))->status, 200);
-  EXPECT_EQ(client.Ask(Post("/keep", body))->status, 200);
+  EXPECT_EQ(other.Ask(Post("/keep", body))->status, 200);
   for (const std::string& request :
        {Post("/echo", body),
         "POST /echo HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n" +
@@ -316,7 +406,7 @@ TEST_F(HttpServerTest, BodiesAreBoundedTogether) {
   EXPECT_EQ(client.Ask(Post("/echo", small))->body, small);
   handler.ForgetKept();
   EXPECT_EQ(client.Ask(Post("/keep", body))->status, 200);
-  EXPECT_EQ(client.Ask(Post("/echo", body))->body, body);
+  EXPECT_EQ(other.Ask(Post("/echo", body))->body, body);
 }
 
 TEST_F(HttpServerTest, OneConnectionTooManyIsToldSo) {

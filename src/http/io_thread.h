@@ -49,11 +49,13 @@ class IoThread {
   void Remove(const std::shared_ptr<Connection>& connection) { connections_.erase(connection); }
   const auto& connections() const { return connections_; }
   WakeQueue& wakes() { return *wakes_; }
+  // Polls the replies that were woken. Before new requests are looked at, of which there may be
+  // many: what runs comes first.
+  void DeliverWakes();
   std::string_view date() const { return date_; }  // "Sun, 06 Nov 1994 08:49:37 GMT"
 
  private:
   Task<void> Tick();
-  void DeliverWakes();
   void UpdateDate();
 
   asio::io_context context_{1};

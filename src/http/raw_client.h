@@ -22,9 +22,15 @@ namespace halfbyte {
 
 class RawClient {
  public:
-  explicit RawClient(uint16_t port, int receive_buffer = 0)
+  // `from`: another address of this machine to come from, such as "127.0.0.2".
+  explicit RawClient(uint16_t port, int receive_buffer = 0, const char* from = nullptr)
       : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
     SetPatience();
+    if (from != nullptr) {
+      sockaddr_in own{.sin_family = AF_INET};
+      ::inet_pton(AF_INET, from, &own.sin_addr);
+      ::bind(socket_, reinterpret_cast<sockaddr*>(&own), sizeof(own));
+    }
     if (receive_buffer > 0) {
       ::setsockopt(socket_, SOL_SOCKET, SO_RCVBUF, &receive_buffer, sizeof(receive_buffer));
     }

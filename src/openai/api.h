@@ -14,6 +14,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -73,23 +74,30 @@ class OpenAiApi {
   OpenAiApi(ModelInfo model, ApiOptions options);
   ~OpenAiApi();
 
-  ApiResult<GenerationCall> ParseCompletions(std::string_view body) const;
-  ApiResult<GenerationCall> ParseChat(std::string_view body) const;
+  // Where a text is turned into ids, `stop` ends that soon, with an error that nobody waits for. A
+  // text that cannot fit the context is refused by its bytes, before it is tokenized.
+  ApiResult<GenerationCall> ParseCompletions(std::string_view body,
+                                             std::stop_token stop = {}) const;
+  ApiResult<GenerationCall> ParseChat(std::string_view body, std::stop_token stop = {}) const;
 
-  ApiResult<JsonAnswer> Tokenize(std::string_view body) const;
+  // Of at most kMostContexts times as many tokens as the context has.
+  ApiResult<JsonAnswer> Tokenize(std::string_view body, std::stop_token stop = {}) const;
   ApiResult<JsonAnswer> Detokenize(std::string_view body) const;
+  static constexpr int64_t kMostContexts = 16;
   // Texts of the control tokens and the checkpoint's template, for clients that encode themselves.
   JsonAnswer TokenizerInfo() const;
   // Any body of the two generating routes, told apart by `messages`; nothing runs.
-  ApiResult<JsonAnswer> Render(std::string_view body) const;
+  ApiResult<JsonAnswer> Render(std::string_view body, std::stop_token stop = {}) const;
 
   const ModelInfo& model() const { return model_; }
   const ApiOptions& options() const { return options_; }
 
  private:
   // Of bodies that fit the table.
-  ApiResult<void> ResolveCompletions(const nlohmann::json& body, GenerationCall& call) const;
-  ApiResult<void> ResolveChat(const nlohmann::json& body, GenerationCall& call) const;
+  ApiResult<void> ResolveCompletions(const nlohmann::json& body, const EncodeLimits& limits,
+                                     GenerationCall& call) const;
+  ApiResult<void> ResolveChat(const nlohmann::json& body, const EncodeLimits& limits,
+                              GenerationCall& call) const;
 
   ModelInfo model_;
   ApiOptions options_;

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "openai/generation_fields.h"
 #include "text/chat.h"
 
 namespace halfbyte {
@@ -102,7 +103,8 @@ ApiError ErrorOf(const Error& error, const ThinkingAsked& thinking) {
 }  // namespace
 
 ApiResult<EncodedChat> EncodeChatBody(const BodyFields& body, const ModelInfo& model,
-                                      const ApiOptions& options, bool open_answer) {
+                                      const ApiOptions& options, bool open_answer,
+                                      const EncodeLimits& limits) {
   auto messages = ReadMessages(body);
   if (!messages) return tl::unexpected(std::move(messages.error()));
   auto thinking = ReadThinking(body, model.chat);
@@ -117,9 +119,10 @@ ApiResult<EncodedChat> EncodeChatBody(const BodyFields& body, const ModelInfo& m
       .control_tokens_in_content = options.allow_control_tokens_in_content,
   };
   if (auto fault = CheckEnd(*messages, chat)) return tl::unexpected(*std::move(fault));
-  auto ids = EncodeChat(*model.tokenizer, *messages, chat, model.chat.effort_texts);
+  auto ids = EncodeChat(*model.tokenizer, *messages, chat, model.chat.effort_texts, limits);
   if (!ids) return tl::unexpected(ErrorOf(ids.error(), *thinking));
-  return EncodedChat{.ids = *std::move(ids),
+  if (!*ids) return tl::unexpected(TooLong("messages", limits.most_ids));
+  return EncodedChat{.ids = **std::move(ids),
                      .thinking = *std::move(thinking),
                      .continues = chat.continue_final_message};
 }

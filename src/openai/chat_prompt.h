@@ -18,8 +18,9 @@ struct EncodedChat {
 
 // Of a checked body. `open_answer`: the prompt ends with the opening of an answer.
 // Errors: contradicting spellings of thinking; a message that its role does not allow; wording that
-// the model does not bring (`prompt_data_missing`).
+// the model does not bring (`prompt_data_missing`); more ids than the limits allow.
 ApiResult<EncodedChat> EncodeChatBody(const BodyFields& body, const ModelInfo& model,
-                                      const ApiOptions& options, bool open_answer);
+                                      const ApiOptions& options, bool open_answer,
+                                      const EncodeLimits& limits);
 
 }  // namespace halfbyte

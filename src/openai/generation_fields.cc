@@ -169,6 +169,13 @@ ApiResult<Lengths> ReadLengths(const BodyFields& body, const ModelInfo& model,
   return lengths;
 }
 
+ApiError TooLong(const std::string& path, int64_t most_ids) {
+  return FieldError("context_length_exceeded", path,
+                    fmt::format("{} has more than {} tokens, which leaves no room in the model's "
+                                "context; shorten it",
+                                path, most_ids));
+}
+
 std::optional<ApiError> CheckIds(const BodyValue& ids, const std::string& path,
                                  int64_t vocabulary) {
   for (size_t i = 0; i < ids.size(); ++i) {

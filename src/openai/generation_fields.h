@@ -37,6 +37,9 @@ ApiResult<Lengths> ReadLengths(const BodyFields& body, const ModelInfo& model,
                                const ApiOptions& options, int64_t prompt,
                                const std::string& prompt_path, int64_t fallback);
 
+// What a text at `path` is told that does not fit the model's context, whatever may follow it.
+ApiError TooLong(const std::string& path, int64_t most_ids);
+
 // Error naming the first id at `path` that the model does not have.
 std::optional<ApiError> CheckIds(const BodyValue& ids, const std::string& path, int64_t vocabulary);
 std::vector<int32_t> IdsOf(const BodyValue& ids);

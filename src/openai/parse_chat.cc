@@ -9,17 +9,18 @@
 
 namespace halfbyte {
 
-ApiResult<GenerationCall> OpenAiApi::ParseChat(std::string_view text) const {
+ApiResult<GenerationCall> OpenAiApi::ParseChat(std::string_view text, std::stop_token stop) const {
   GenerationCall call;
   const auto tree = ParseChecked(text, fields_->chat(), options_, call.ignored);
   if (!tree) return tl::unexpected(tree.error());
-  if (auto resolved = ResolveChat(*tree, call); !resolved) {
+  if (auto resolved = ResolveChat(*tree, {model_.max_model_len, stop}, call); !resolved) {
     return tl::unexpected(std::move(resolved.error()));
   }
   return call;
 }
 
-ApiResult<void> OpenAiApi::ResolveChat(const BodyValue& tree, GenerationCall& call) const {
+ApiResult<void> OpenAiApi::ResolveChat(const BodyValue& tree, const EncodeLimits& limits,
+                                       GenerationCall& call) const {
   const BodyFields body(tree);
   if (auto common = ReadCommonFields(body, model_, options_, call); !common) {
     return tl::unexpected(std::move(common.error()));
@@ -37,7 +38,7 @@ ApiResult<void> OpenAiApi::ResolveChat(const BodyValue& tree, GenerationCall& ca
   auto request = ReadRequest(body, model_, options_);
   if (!request) return tl::unexpected(std::move(request.error()));
 
-  auto chat = EncodeChatBody(body, model_, options_, /*open_answer=*/true);
+  auto chat = EncodeChatBody(body, model_, options_, /*open_answer=*/true, limits);
   if (!chat) return tl::unexpected(std::move(chat.error()));
   const auto lengths = ReadLengths(body, model_, options_, std::ssize(chat->ids), "messages",
                                    /*fallback=*/model_.max_model_len);

@@ -22,9 +22,13 @@ struct EncodedPrompt {
 
 // A text or a list of ids.
 ApiResult<EncodedPrompt> EncodePrompt(const BodyValue& value, std::string path,
-                                      bool add_special_tokens, const ModelInfo& model) {
+                                      bool add_special_tokens, const ModelInfo& model,
+                                      const EncodeLimits& limits) {
   EncodedPrompt prompt{.path = std::move(path)};
   if (value.is_array()) {
+    if (std::ssize(value) > limits.most_ids) {
+      return tl::unexpected(TooLong(prompt.path, limits.most_ids));
+    }
     if (auto fault = CheckIds(value, prompt.path, model.vocabulary)) {
       return tl::unexpected(*std::move(fault));
     }
@@ -32,25 +36,27 @@ ApiResult<EncodedPrompt> EncodePrompt(const BodyValue& value, std::string path,
     return prompt;
   }
   const auto& text = value.get_ref<const std::string&>();
-  auto ids = model.tokenizer->EncodePrompt(text, add_special_tokens);
-  if (!ids || ids->empty()) {
+  auto ids = model.tokenizer->EncodePrompt(text, add_special_tokens, limits);
+  if (ids && !*ids) return tl::unexpected(TooLong(prompt.path, limits.most_ids));
+  if (!ids || (*ids)->empty()) {
     const std::string why = ids ? "is empty; it needs at least one token" : ids.error().message;
     return tl::unexpected(
         FieldError("invalid_value", prompt.path, fmt::format("{} {}", prompt.path, why)));
   }
-  prompt.ids = *std::move(ids);
+  prompt.ids = std::move(**ids);
   return prompt;
 }
 
-ApiResult<std::vector<EncodedPrompt>> ReadPrompts(const BodyFields& body, const ModelInfo& model) {
+ApiResult<std::vector<EncodedPrompt>> ReadPrompts(const BodyFields& body, const ModelInfo& model,
+                                                  const EncodeLimits& limits) {
   const BodyValue& value = *body.Find("prompt");
   const bool special = body.Bool("add_special_tokens").value_or(true);
   std::vector<EncodedPrompt> prompts;
   const bool several =
       value.is_array() && !value.empty() && (value[0].is_string() || value[0].is_array());
   for (size_t i = 0; i < (several ? value.size() : 1); ++i) {
-    auto prompt = several ? EncodePrompt(value[i], JoinPath("prompt", i), special, model)
-                          : EncodePrompt(value, "prompt", special, model);
+    auto prompt = several ? EncodePrompt(value[i], JoinPath("prompt", i), special, model, limits)
+                          : EncodePrompt(value, "prompt", special, model, limits);
     if (!prompt) return tl::unexpected(std::move(prompt.error()));
     prompts.push_back(*std::move(prompt));
   }
@@ -68,17 +74,19 @@ std::optional<ApiError> CheckBestOf(const BodyFields& body, int64_t n) {
 
 }  // namespace
 
-ApiResult<GenerationCall> OpenAiApi::ParseCompletions(std::string_view text) const {
+ApiResult<GenerationCall> OpenAiApi::ParseCompletions(std::string_view text,
+                                                      std::stop_token stop) const {
   GenerationCall call;
   const auto tree = ParseChecked(text, fields_->completions(), options_, call.ignored);
   if (!tree) return tl::unexpected(tree.error());
-  if (auto resolved = ResolveCompletions(*tree, call); !resolved) {
+  if (auto resolved = ResolveCompletions(*tree, {model_.max_model_len, stop}, call); !resolved) {
     return tl::unexpected(std::move(resolved.error()));
   }
   return call;
 }
 
-ApiResult<void> OpenAiApi::ResolveCompletions(const BodyValue& tree, GenerationCall& call) const {
+ApiResult<void> OpenAiApi::ResolveCompletions(const BodyValue& tree, const EncodeLimits& limits,
+                                              GenerationCall& call) const {
   const BodyFields body(tree);
   if (auto read = ReadCommonFields(body, model_, options_, call); !read) {
     return tl::unexpected(std::move(read.error()));
@@ -91,7 +99,7 @@ ApiResult<void> OpenAiApi::ResolveCompletions(const BodyValue& tree, GenerationC
   call.form.echo = body.Bool("echo").value_or(false);
   common->output.skip_special_tokens = body.Bool("skip_special_tokens").value_or(true);
 
-  auto prompts = ReadPrompts(body, model_);
+  auto prompts = ReadPrompts(body, model_, limits);
   if (!prompts) return tl::unexpected(std::move(prompts.error()));
   for (EncodedPrompt& prompt : *prompts) {
     const auto lengths =

@@ -101,7 +101,7 @@ bool IsChat(const BodyValue& body) { return BodyFields(body).Has("messages"); }
 
 }  // namespace
 
-ApiResult<JsonAnswer> OpenAiApi::Tokenize(std::string_view text) const {
+ApiResult<JsonAnswer> OpenAiApi::Tokenize(std::string_view text, std::stop_token stop) const {
   auto tree = ParseBody(text);
   if (!tree) return tl::unexpected(std::move(tree.error()));
   const BodyFields body(*tree);
@@ -112,20 +112,22 @@ ApiResult<JsonAnswer> OpenAiApi::Tokenize(std::string_view text) const {
     return tl::unexpected(std::move(checked.error()));
   }
   if (auto name = ReadModelName(body, model_); !name) return tl::unexpected(name.error());
+  const EncodeLimits limits{kMostContexts * model_.max_model_len, stop};
   std::vector<int32_t> ids;
   if (chat) {
-    auto encoded =
-        EncodeChatBody(body, model_, options_, body.Bool("add_generation_prompt").value_or(true));
+    auto encoded = EncodeChatBody(body, model_, options_,
+                                  body.Bool("add_generation_prompt").value_or(true), limits);
     if (!encoded) return tl::unexpected(std::move(encoded.error()));
     answer.thinking = encoded->thinking.used;
     ids = std::move(encoded->ids);
   } else {
-    auto encoded = model_.tokenizer->EncodePrompt(*body.String("prompt"),
-                                                  body.Bool("add_special_tokens").value_or(true));
+    auto encoded = model_.tokenizer->EncodePrompt(
+        *body.String("prompt"), body.Bool("add_special_tokens").value_or(true), limits);
     if (!encoded) {
       return tl::unexpected(FieldError("invalid_value", "prompt", encoded.error().message));
     }
-    ids = *std::move(encoded);
+    if (!*encoded) return tl::unexpected(TooLong("prompt", limits.most_ids));
+    ids = std::move(**encoded);
   }
   answer.body = TokenizeBody(model_, ids, body.Bool("return_token_strs").value_or(false));
   return answer;
@@ -138,6 +140,8 @@ ApiResult<JsonAnswer> OpenAiApi::Detokenize(std::string_view text) const {
   const BodyFields body(*tree);
   if (auto name = ReadModelName(body, model_); !name) return tl::unexpected(name.error());
   const BodyValue& tokens = *body.Find("tokens");
+  const int64_t most = kMostContexts * model_.max_model_len;
+  if (std::ssize(tokens) > most) return tl::unexpected(TooLong("tokens", most));
   if (auto fault = CheckIds(tokens, "tokens", model_.vocabulary)) {
     return tl::unexpected(*std::move(fault));
   }
@@ -161,14 +165,17 @@ JsonAnswer OpenAiApi::TokenizerInfo() const {
               text(tokenizer.IdOf("<｜▁pad▁｜>")), model_.max_model_len, jinja)};
 }
 
-ApiResult<JsonAnswer> OpenAiApi::Render(std::string_view text) const {
+ApiResult<JsonAnswer> OpenAiApi::Render(std::string_view text, std::stop_token stop) const {
   auto tree = ParseBody(text);
   if (!tree) return tl::unexpected(tree.error());
   const bool chat = IsChat(*tree);
   GenerationCall call;
   const Rule& rule = chat ? fields_->chat() : fields_->completions();
   auto resolved = CheckBody(*tree, rule, options_, call.ignored);
-  if (resolved) resolved = chat ? ResolveChat(*tree, call) : ResolveCompletions(*tree, call);
+  if (resolved) {
+    const EncodeLimits limits{model_.max_model_len, stop};
+    resolved = chat ? ResolveChat(*tree, limits, call) : ResolveCompletions(*tree, limits, call);
+  }
   if (!resolved) return tl::unexpected(std::move(resolved.error()));
   // A list of prompts is answered with lists.
   const BodyValue* prompt = BodyFields(*tree).Find("prompt");

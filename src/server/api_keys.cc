@@ -106,17 +106,16 @@ size_t ApiKeys::shortest() const {
   return least;
 }
 
-bool ApiKeys::Admit(const HttpFields& fields) const {
-  if (!required()) return true;
-  if (const auto key = fields.Find("x-api-key"); key && Holds(*key)) return true;
+std::optional<std::string> ApiKeys::ValidKey(const HttpFields& fields) const {
+  const auto valid = [this](auto key) {
+    return key && Holds(*key) ? std::optional<std::string>(*key) : std::nullopt;
+  };
+  if (auto key = valid(fields.Find("x-api-key"))) return key;
   const auto authorization = fields.Find("authorization");
-  if (!authorization) return false;
-  if (const auto bearer = Credentials(*authorization, "bearer")) return Holds(*bearer);
-  if (const auto basic = Credentials(*authorization, "basic")) {
-    const auto password = PasswordOf(*basic);
-    return password && Holds(*password);
-  }
-  return false;
+  if (!authorization) return std::nullopt;
+  if (const auto bearer = Credentials(*authorization, "bearer")) return valid(bearer);
+  const auto basic = Credentials(*authorization, "basic");
+  return basic ? valid(PasswordOf(*basic)) : std::nullopt;
 }
 
 bool ApiKeys::Holds(std::string_view key) const {

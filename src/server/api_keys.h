@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -32,7 +33,9 @@ class ApiKeys {
 
   // Whether the request brings a valid key: "Authorization: Bearer KEY", "x-api-key: KEY", or Basic
   // with the key as password. The time it takes tells nothing about keys but their length.
-  bool Admit(const HttpFields& fields) const;
+  bool Admit(const HttpFields& fields) const { return !required() || ValidKey(fields); }
+  // The first valid one of the keys that it brings.
+  std::optional<std::string> ValidKey(const HttpFields& fields) const;
   // Whether it brings any.
   static bool Brought(const HttpFields& fields) {
     return fields.Find("x-api-key") || fields.Find("authorization");

@@ -15,7 +15,7 @@
 namespace halfbyte {
 namespace {
 
-// Bytes of events whose JSON an IO thread writes in a fraction of a millisecond.
+// Bytes of events whose JSON an IO thread writes in less than a millisecond.
 constexpr int64_t kMostToWriteHere = 64 << 10;
 
 // What the engine has taken.
@@ -28,8 +28,8 @@ struct Submitted {
 
 // Between the job and the reply.
 struct Handover {
+  std::stop_source gone;  // the reply is
   std::mutex mutex;
-  bool abandoned = false;  // the reply is gone
   std::optional<std::variant<Submitted, HttpResponse>> result;
 };
 
@@ -49,28 +49,27 @@ void LogIgnoredOnce(const std::vector<std::string>& names) {
 // Runs on the pool.
 class Job {
  public:
-  Job(const GenerationContext& context, bool chat, HttpRequest request,
+  Job(const GenerationContext& context, ClientId client, bool chat, HttpRequest request,
       std::shared_ptr<CallRecord> call, std::shared_ptr<Mailbox> mailbox)
       : context_(context),
+        client_(client),
         chat_(chat),
         request_(std::move(request)),
         call_(std::move(call)),
         mailbox_(std::move(mailbox)) {}
 
   void Run(Handover& handover) {
-    {
-      const std::lock_guard lock(handover.mutex);
-      if (handover.abandoned) return;
-    }
+    const std::stop_token gone = handover.gone.get_token();
+    if (gone.stop_requested()) return;
     if (context_.log_prompts) {
       spdlog::info("request id={} body={}", call_->id,
                    Json(request_.body).dump(-1, ' ', false, Json::error_handler_t::replace));
     }
-    auto parsed = chat_ ? context_.api.ParseChat(request_.body)
-                        : context_.api.ParseCompletions(request_.body);
+    auto parsed = chat_ ? context_.api.ParseChat(request_.body, gone)
+                        : context_.api.ParseCompletions(request_.body, gone);
     // With the mutex: a reply that dies now finds all ids or none.
     const std::lock_guard lock(handover.mutex);
-    if (handover.abandoned) return;
+    if (gone.stop_requested()) return;
     auto submitted = parsed ? Submit(*std::move(parsed)) : tl::unexpected(parsed.error());
     if (submitted) {
       handover.result.emplace(*std::move(submitted));
@@ -94,21 +93,17 @@ class Job {
       if (parsed.seed_drawn) {
         spdlog::debug("request id={} seed={}", call_->id, request.sampling.seed);
       }
+      request.client = client_;
       request.label = call_->id;
       request.arrival = call_->arrival;
       request.queue_deadline = Deadline(context_.queue_timeout);
       request.finish_deadline = Deadline(context_.request_timeout);
       request.mailbox = mailbox_;
-      const auto id = context_.engine.Submit(std::move(request));
-      if (!id) {
-        for (const RequestId other : submitted.ids) {
-          context_.engine.Cancel(other, CancelCause::kClient);
-        }
-        return tl::unexpected(ErrorOf(id.error(), context_.overload_status));
-      }
-      context_.log.Submitted(call_, *id);
-      submitted.ids.push_back(*id);
     }
+    auto ids = context_.engine.Submit(std::move(parsed.requests));
+    if (!ids) return tl::unexpected(ErrorOf(ids.error(), context_.overload_status));
+    submitted.ids = *std::move(ids);
+    for (const RequestId id : submitted.ids) context_.log.Submitted(call_, id);
     return submitted;
   }
 
@@ -119,6 +114,7 @@ class Job {
   }
 
   const GenerationContext& context_;
+  const ClientId client_;
   const bool chat_;
   const HttpRequest request_;
   const std::shared_ptr<CallRecord> call_;
@@ -128,53 +124,63 @@ class Job {
 class GenerationReply : public HttpReply {
  public:
   GenerationReply(const GenerationContext& context, std::shared_ptr<Handover> handover,
-                  std::shared_ptr<Mailbox> mailbox, WorkPool& pool, Wake wake, bool tell_times)
+                  std::shared_ptr<Mailbox> mailbox, WorkPool& pool, ClientId client, Wake wake,
+                  bool tell_times)
       : context_(context),
         handover_(std::move(handover)),
         mailbox_(std::move(mailbox)),
         pool_(pool),
+        client_(client),
         wake_(std::move(wake)),
         tell_times_(tell_times) {}
 
   ~GenerationReply() override {
-    TakeResult(/*abandon=*/true);
+    handover_->gone.request_stop();
+    TakeResult();
     Cancel(CancelCause::kDisconnected);
   }
 
   Output Poll() override {
     if (written_ != nullptr) return written_->Poll();
-    if (!running_ && !TakeResult(/*abandon=*/false)) return {};
+    if (running_ == nullptr && !TakeResult()) return {};
     if (refused_) return Whole(*std::exchange(refused_, std::nullopt));
-    std::vector<OutputEvent> events = mailbox_->Take();
-    ObserveDelays(events);
-    return running_->stream ? PollStream(std::move(events)) : PollWhole(std::move(events));
+    return running_->stream ? PollStream() : PollWhole();
   }
 
  private:
+  // What the pool writes of a stream.
+  struct Chunk {
+    std::mutex mutex;
+    std::optional<std::string> text;
+  };
+
   // From the job; false if it has not come so far.
-  bool TakeResult(bool abandon) {
+  bool TakeResult() {
     const std::lock_guard lock(handover_->mutex);
-    handover_->abandoned = abandon;
     if (!handover_->result) return false;
     if (auto* response = std::get_if<HttpResponse>(&*handover_->result)) {
       refused_ = std::move(*response);
     } else {
-      running_.emplace(std::get<Submitted>(std::move(*handover_->result)));
+      running_ = std::make_shared<Submitted>(std::get<Submitted>(std::move(*handover_->result)));
     }
     handover_->result.reset();
     return true;
   }
 
-  Output PollStream(std::vector<OutputEvent> events) {
+  Output PollStream() {
+    if (chunk_ == nullptr && events_.empty()) {
+      events_ = mailbox_->Take();
+      ObserveDelays(events_);
+    }
+    std::optional<std::string> text = Written();
+    if (!text) return {};
     const auto now = EngineClock::now();
-    Output output;
+    Output output{.bytes = *std::move(text)};
+    const Answer& answer = running_->answer;
+    output.done = answer.finished();
     // The first event says at the earliest that the request is in the batch: from now on it is a
     // stream, before it an answer with a status.
-    const bool opens = !head_sent_ && !events.empty();
-    Answer& answer = running_->answer;
-    if (tell_times_) output.bytes = TimesOf(events);
-    if (!events.empty()) output.bytes += answer.Stream(std::move(events));
-    output.done = answer.finished();
+    const bool opens = !head_sent_ && took_events_;
     if (opens && answer.error()) return Whole(ErrorResponse(*answer.error()));
     if (opens) {
       output.head = StreamHead();
@@ -191,7 +197,45 @@ class GenerationReply : public HttpReply {
     return output;
   }
 
-  Output PollWhole(std::vector<OutputEvent> events) {
+  // The chunks of events_. Many are written on the pool; none while it does, or while it is full:
+  // then the next poll asks again, and the mailbox fills.
+  std::optional<std::string> Written() {
+    if (const auto chunk = chunk_) {
+      const std::lock_guard lock(chunk->mutex);
+      if (chunk->text) chunk_.reset();
+      return std::move(chunk->text);
+    }
+    if (events_.empty()) return "";
+    took_events_ = true;
+    const auto write = [running = running_,
+                        tell_times = tell_times_](std::vector<OutputEvent> events) {
+      const std::string times = tell_times ? TimesOf(events) : "";
+      return times + running->answer.Stream(std::move(events));
+    };
+    int64_t bytes = 0;
+    for (const OutputEvent& event : events_) bytes += event.bytes();
+    if (bytes <= kMostToWriteHere) return write(std::exchange(events_, {}));
+    const auto chunk = std::make_shared<Chunk>();
+    const auto events = std::make_shared<std::vector<OutputEvent>>(std::move(events_));
+    const bool posted = pool_.TryPost(client_, [chunk, events, write, wake = wake_] {
+      std::string text = write(std::move(*events));
+      {
+        const std::lock_guard lock(chunk->mutex);
+        chunk->text = std::move(text);
+      }
+      wake();
+    });
+    if (posted) {
+      events_.clear();
+      chunk_ = chunk;
+    } else {
+      events_ = std::move(*events);
+    }
+    return std::nullopt;
+  }
+
+  Output PollWhole() {
+    std::vector<OutputEvent> events = mailbox_->Take();
     for (const OutputEvent& event : events) bytes_ += event.bytes();
     Answer& answer = running_->answer;
     answer.Add(std::move(events));
@@ -203,20 +247,23 @@ class GenerationReply : public HttpReply {
   // The body of a complete answer. A long one is written on the pool, perhaps while nobody waits
   // for it any more.
   Output Finished() {
-    const auto kept = std::make_shared<const Submitted>(*std::exchange(running_, std::nullopt));
-    const auto write = [kept] {
+    running_->ids.clear();
+    const auto write = [kept = running_](std::stop_token) {
       HttpResponse response = JsonResponse(200, kept->answer.Body());
       for (const auto& [name, value] : kept->notes) response.head.fields.Add(name, value);
       return response;
     };
-    if (bytes_ > kMostToWriteHere) written_ = AnswerOnPool(pool_, write, wake_);
-    if (written_ != nullptr) return {};
-    HttpResponse response = write();
+    if (bytes_ > kMostToWriteHere) {
+      // A pool that is full is asked again with the next poll.
+      written_ = AnswerOnPool(pool_, client_, write, wake_);
+      return {};
+    }
+    HttpResponse response = write({});
     return {.head = std::move(response.head), .bytes = std::move(response.body), .done = true};
   }
 
   Output Whole(HttpResponse response) {
-    if (running_) {
+    if (running_ != nullptr) {
       for (const auto& [name, value] : running_->notes) response.head.fields.Add(name, value);
     }
     return End({.head = std::move(response.head), .bytes = std::move(response.body), .done = true});
@@ -224,8 +271,8 @@ class GenerationReply : public HttpReply {
 
   // One choice may have failed while others run.
   Output End(Output output) {
-    if (running_ && running_->answer.error()) Cancel(CancelCause::kClient);
-    if (running_) running_->ids.clear();
+    if (running_ != nullptr && running_->answer.error()) Cancel(CancelCause::kClient);
+    if (running_ != nullptr) running_->ids.clear();
     return output;
   }
 
@@ -238,7 +285,7 @@ class GenerationReply : public HttpReply {
   }
 
   void Cancel(CancelCause cause) {
-    if (!running_) return;
+    if (running_ == nullptr) return;
     for (const RequestId id : running_->ids) context_.engine.Cancel(id, cause);
   }
 
@@ -268,12 +315,16 @@ class GenerationReply : public HttpReply {
   const std::shared_ptr<Handover> handover_;
   const std::shared_ptr<Mailbox> mailbox_;
   WorkPool& pool_;
+  const ClientId client_;
   const Wake wake_;
   const bool tell_times_;
-  std::optional<Submitted> running_;
+  std::shared_ptr<Submitted> running_;  // its answer is the pool's while that writes a chunk
+  std::vector<OutputEvent> events_;     // of a stream, not written so far
+  std::shared_ptr<Chunk> chunk_;        // being written
   int64_t bytes_ = 0;                   // of the events of a whole answer
   std::unique_ptr<HttpReply> written_;  // its body, on the pool
   std::optional<HttpResponse> refused_;
+  bool took_events_ = false;
   bool head_sent_ = false;
   EngineClock::time_point last_sent_;
 };
@@ -281,10 +332,12 @@ class GenerationReply : public HttpReply {
 class PooledReply : public HttpReply {
  public:
   struct Slot {
+    std::stop_source gone;  // the reply is
     std::mutex mutex;
     std::optional<HttpResponse> response;
   };
   explicit PooledReply(std::shared_ptr<Slot> slot) : slot_(std::move(slot)) {}
+  ~PooledReply() override { slot_->gone.request_stop(); }
 
   Output Poll() override {
     const std::lock_guard lock(slot_->mutex);
@@ -300,42 +353,44 @@ class PooledReply : public HttpReply {
 
 }  // namespace
 
-std::unique_ptr<HttpReply> Generate(const GenerationContext& context, WorkPool& pool, bool chat,
-                                    HttpRequest request, Wake wake,
+std::unique_ptr<HttpReply> Generate(const GenerationContext& context, WorkPool& pool,
+                                    ClientId client, bool chat, HttpRequest request, Wake wake,
                                     std::shared_ptr<CallRecord> call) {
   const auto refuse = [&](const ApiError& error) {
     context.metrics.CountRejection(error.code);
     return ReplyWith(ErrorResponse(error));
   };
-  if (const auto closed = context.engine.Closed()) {
+  if (const auto closed = context.engine.Closed(client)) {
     return refuse(ErrorOf(*closed, context.overload_status));
   }
   const bool tell_times = request.fields.Find("x-halfbyte-timing") == "on";
   const auto handover = std::make_shared<Handover>();
   const auto mailbox = std::make_shared<Mailbox>(wake);
   const auto job =
-      std::make_shared<Job>(context, chat, std::move(request), std::move(call), mailbox);
-  const bool posted = pool.TryPost([job, handover, wake] {
+      std::make_shared<Job>(context, client, chat, std::move(request), std::move(call), mailbox);
+  const bool posted = pool.TryPost(client, [job, handover, wake] {
     job->Run(*handover);
     wake();
   });
   if (!posted) return refuse(PoolIsFull(context.overload_status));
-  return std::make_unique<GenerationReply>(context, handover, mailbox, pool, std::move(wake),
-                                           tell_times);
+  return std::make_unique<GenerationReply>(context, handover, mailbox, pool, client,
+                                           std::move(wake), tell_times);
 }
 
 ApiError PoolIsFull(int overload_status) {
   return {.status = overload_status,
           .code = "queue_full",
-          .message = "too many requests are being read; try again in 1 s",
+          .message = "too many requests of this client are being read; try again in 1 s",
           .retry_after_seconds = 1};
 }
 
-std::unique_ptr<HttpReply> AnswerOnPool(WorkPool& pool, std::function<HttpResponse()> work,
+std::unique_ptr<HttpReply> AnswerOnPool(WorkPool& pool, ClientId client,
+                                        std::function<HttpResponse(std::stop_token)> work,
                                         Wake wake) {
   const auto slot = std::make_shared<PooledReply::Slot>();
-  const bool posted = pool.TryPost([slot, work = std::move(work), wake = std::move(wake)] {
-    HttpResponse response = work();
+  const bool posted = pool.TryPost(client, [slot, work = std::move(work), wake = std::move(wake)] {
+    if (slot->gone.stop_requested()) return;
+    HttpResponse response = work(slot->gone.get_token());
     {
       const std::lock_guard lock(slot->mutex);
       slot->response = std::move(response);

@@ -3,15 +3,16 @@
 //   IO thread   Generate posts the body to the pool
 //   pool        parse, tokenise, submit to the engine
 //   engine      events into the mailbox, which wakes the connection
-//   IO thread   Poll: events -> chunks, or one body (a long one: on the pool)
+//   IO thread   Poll: events -> chunks, or one body (what takes long: on the pool)
 //
-// The reply's death before its end cancels what runs for it, at whatever stage.
+// The reply's death before its end stops what runs for it, at whatever stage.
 #pragma once
 
 #include <chrono>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <stop_token>
 #include <string>
 
 #include "engine/engine.h"
@@ -37,18 +38,20 @@ struct GenerationContext {
 };
 
 // `chat`: the body is one of /v1/chat/completions, else of /v1/completions. `call`: its log entry.
-// An engine that takes no request now is told before the body is parsed; a pool that is full gives
-// the answer for a full queue. A request with the field "x-halfbyte-timing: on" gets comments in
-// its stream that say when tokens were drawn.
-std::unique_ptr<HttpReply> Generate(const GenerationContext& context, WorkPool& pool, bool chat,
-                                    HttpRequest request, Wake wake,
+// An engine that takes no request of `client` now is told before the body is parsed; a pool that is
+// full gives the answer for a full queue. A request with the field "x-halfbyte-timing: on" gets
+// comments in its stream that say when tokens were drawn.
+std::unique_ptr<HttpReply> Generate(const GenerationContext& context, WorkPool& pool,
+                                    ClientId client, bool chat, HttpRequest request, Wake wake,
                                     std::shared_ptr<CallRecord> call);
 
 // The answer for a pool that is full.
 ApiError PoolIsFull(int overload_status);
 
-// The answer that `work` makes on the pool; null if the pool is full. `work` may outlive the reply.
-std::unique_ptr<HttpReply> AnswerOnPool(WorkPool& pool, std::function<HttpResponse()> work,
+// The answer that `work` makes on the pool; null if the client's queue there is full. `work` may
+// outlive the reply, whose death asks for its stop, or keeps it from starting.
+std::unique_ptr<HttpReply> AnswerOnPool(WorkPool& pool, ClientId client,
+                                        std::function<HttpResponse(std::stop_token)> work,
                                         Wake wake);
 
 // The fields that say what was made of a body: x-halfbyte-ignored, -clamped, -thinking.

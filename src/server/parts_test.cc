@@ -281,18 +281,57 @@ TEST(WorkPool, RefusesWhenItsQueueIsFull) {
   {
     WorkPool pool(1, 2);
     std::promise<void> started;
-    ASSERT_TRUE(pool.TryPost([&] {
+    ASSERT_TRUE(pool.TryPost(1, [&] {
       started.set_value();
       release.get_future().wait();
     }));
     started.get_future().wait();
-    EXPECT_TRUE(pool.TryPost([&] { ++done; }));
-    EXPECT_TRUE(pool.TryPost([&] { ++done; }));
-    EXPECT_FALSE(pool.TryPost([&] { ++done; }));
+    EXPECT_TRUE(pool.TryPost(1, [&] { ++done; }));
+    EXPECT_TRUE(pool.TryPost(1, [&] { ++done; }));
+    EXPECT_FALSE(pool.TryPost(1, [&] { ++done; }));
     release.set_value();
     while (done < 2) std::this_thread::yield();
   }
   EXPECT_EQ(done, 2);
+}
+
+TEST(WorkPool, OneClientsJobsLeaveAThreadToOthers) {
+  std::promise<void> release;
+  const std::shared_future<void> released = release.get_future().share();
+  std::atomic<int> begun = 0;
+  WorkPool pool(2, 100);
+  for (int i = 0; i < 50; ++i) {
+    ASSERT_TRUE(pool.TryPost(1, [&] {
+      ++begun;
+      released.wait();
+    }));
+  }
+  while (begun == 0) std::this_thread::yield();
+  std::promise<void> other;
+  ASSERT_TRUE(pool.TryPost(2, [&] { other.set_value(); }));
+  other.get_future().wait();
+  EXPECT_EQ(begun, 1);
+  release.set_value();
+  while (begun < 50) std::this_thread::yield();
+}
+
+TEST(WorkPool, ClientsTakeTurns) {
+  std::promise<void> release;
+  std::mutex mutex;
+  std::vector<int> order;
+  std::atomic<int> done = 0;
+  WorkPool pool(1, 100);
+  pool.TryPost(3, [&] { release.get_future().wait(); });
+  for (const int client : {1, 1, 1, 2, 2}) {
+    pool.TryPost(static_cast<ClientId>(client), [&, client] {
+      const std::lock_guard lock(mutex);
+      order.push_back(client);
+      ++done;
+    });
+  }
+  release.set_value();
+  while (done < 5) std::this_thread::yield();
+  EXPECT_EQ(order, (std::vector<int>{1, 2, 1, 2, 1}));
 }
 
 TEST(Serve, FindsAllContradictionsBeforeAnythingIsRead) {

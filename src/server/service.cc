@@ -366,31 +366,43 @@ std::unique_ptr<HttpReply> Service::Handle(HttpRequest request, Wake wake) {
 std::unique_ptr<HttpReply> Service::Dispatch(const RouteMatch& match, HttpRequest request,
                                              Wake wake, const std::shared_ptr<CallRecord>& call) {
   const RouteRule& rule = *match.rule;
-  if (!rule.needs_model) return ReplyWith(AnswerNow(match));
-  if (!rule.generates) return OnPool(rule.id, std::move(request), std::move(wake));
-  const Running* running = running_;
-  return Generate(*running->context, *pool_, rule.id == RouteId::kChat, std::move(request),
-                  std::move(wake), call);
+  const ClientId client = ClientOf(request);
+  if (rule.generates) {
+    const Running* running = running_;
+    return Generate(*running->context, *pool_, client, rule.id == RouteId::kChat,
+                    std::move(request), std::move(wake), call);
+  }
+  const bool quick = !rule.needs_model && rule.id != RouteId::kMetrics;
+  if (quick) return ReplyWith(AnswerNow(match));
+  auto reply = AnswerOnPool(*pool_, client, WorkOf(rule.id, std::move(request)), std::move(wake));
+  if (reply == nullptr) return ReplyWith(ErrorResponse(PoolIsFull(options_.overload_status)));
+  return reply;
 }
 
-std::unique_ptr<HttpReply> Service::OnPool(RouteId route, HttpRequest request, Wake wake) {
-  const OpenAiApi& api = running_.load()->api;
+// Its key, else its address.
+ClientId Service::ClientOf(const HttpRequest& request) const {
+  const auto key = keys_->required() ? keys_->ValidKey(request.fields) : std::nullopt;
+  return std::hash<std::string>()(key ? "key " + *key : ClientAddress(request.peer));
+}
+
+std::function<HttpResponse(std::stop_token)> Service::WorkOf(RouteId route, HttpRequest request) {
   const auto shared = std::make_shared<const HttpRequest>(std::move(request));
-  const auto work = [&api, route, shared] {
+  return [this, route, shared](const std::stop_token& gone) {
+    if (route == RouteId::kMetrics) {
+      return Plain("text/plain; version=0.0.4; charset=utf-8", MetricsText());
+    }
+    const OpenAiApi& api = running_.load()->api;
     switch (route) {
       case RouteId::kTokenize:
-        return OfPool(api.Tokenize(shared->body));
+        return OfPool(api.Tokenize(shared->body, gone));
       case RouteId::kDetokenize:
         return OfPool(api.Detokenize(shared->body));
       case RouteId::kTokenizerInfo:
         return OfPool(api.TokenizerInfo());
       default:
-        return OfPool(api.Render(shared->body));
+        return OfPool(api.Render(shared->body, gone));
     }
   };
-  auto reply = AnswerOnPool(*pool_, work, std::move(wake));
-  if (reply == nullptr) return ReplyWith(ErrorResponse(PoolIsFull(options_.overload_status)));
-  return reply;
 }
 
 HttpResponse Service::AnswerNow(const RouteMatch& match) {
@@ -407,8 +419,6 @@ HttpResponse Service::AnswerNow(const RouteMatch& match) {
       const auto body = ModelBody(model, match.model_id);
       return body ? JsonResponse(200, *body) : ErrorResponse(body.error());
     }
-    case RouteId::kMetrics:
-      return Plain("text/plain; version=0.0.4; charset=utf-8", MetricsText());
     case RouteId::kVersion:
       return JsonResponse(200, VersionBody("cpu"));
     case RouteId::kOpenApi:

@@ -10,8 +10,10 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -89,7 +91,9 @@ class Service : public HttpHandler, private EngineObserver {
   const std::string* AllowedOrigin(const HttpRequest& request) const;
   std::unique_ptr<HttpReply> Dispatch(const RouteMatch& match, HttpRequest request, Wake wake,
                                       const std::shared_ptr<CallRecord>& call);
-  std::unique_ptr<HttpReply> OnPool(RouteId route, HttpRequest request, Wake wake);
+  ClientId ClientOf(const HttpRequest& request) const;
+  // What takes too long on an IO thread.
+  std::function<HttpResponse(std::stop_token)> WorkOf(RouteId route, HttpRequest request);
   HttpResponse AnswerNow(const RouteMatch& match);
   std::string MetricsText();
 

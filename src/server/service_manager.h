@@ -5,8 +5,8 @@
 
 namespace halfbyte {
 
-// Sends "READY=1", "STOPPING=1", ... to the socket that the environment variable NOTIFY_SOCKET names
-// (a path, or an abstract name that begins with @); does nothing without one. Never waits.
+// Sends "READY=1", "STOPPING=1", ... to the socket that the environment variable NOTIFY_SOCKET
+// names (a path, or an abstract name that begins with @); does nothing without one. Never waits.
 void NotifyServiceManager(std::string_view state);
 
 }  // namespace halfbyte

@@ -94,6 +94,7 @@ TEST(Service, SaysThatItLoadsAndRefusesToGenerateUntilThen) {
   EXPECT_EQ(Exchange(*service, Get("/")).status(), 200);
   EXPECT_EQ(Exchange(*service, Get("/v1/models")).status(), 200);
   Exchange metrics(*service, Get("/metrics"));
+  ASSERT_TRUE(metrics.Run());
   EXPECT_NE(metrics.body().find("halfbyte:load_progress_ratio"), std::string::npos);
   Exchange refused(*service, Post(kCompletions, Ask(1)));
   EXPECT_EQ(refused.status(), 503);
@@ -227,6 +228,7 @@ TEST(Service, AWrongKeyIsCountedAndARightOneNeverWaits) {
   right.peer = "10.0.0.1:5";
   EXPECT_FALSE(service->CheckHead(right));
   Exchange metrics(*service, Get("/metrics", {{"x-api-key", "secret"}}));
+  ASSERT_TRUE(metrics.Run());
   EXPECT_NE(
       metrics.body().find(R"(refused_keys_total{engine="0",model_name="tiny",reason="wrong"} 100)"),
       std::string::npos);
@@ -329,6 +331,7 @@ TEST(Service, AClientThatLeavesStopsItsWork) {
   ASSERT_TRUE(WaitForIdle(*service));
   EXPECT_EQ(service->Statistics()->scheduler.context_blocks_referenced, 0);
   Exchange metrics(*service, Get("/metrics"));
+  ASSERT_TRUE(metrics.Run());
   EXPECT_NE(metrics.body().find("finished_reason=\"stop\"} 0"), std::string::npos);
 }
 
@@ -350,6 +353,7 @@ TEST(Service, AnswersAFullQueueAtOnceWithATimeToRetry) {
   }
   EXPECT_EQ(answered + refused, 40);
   Exchange metrics(*service, Get("/metrics"));
+  ASSERT_TRUE(metrics.Run());
   EXPECT_NE(metrics.body().find(fmt::format(R"(reason="queue_full"}} {})", refused)),
             std::string::npos);
   EXPECT_GE(answered, 5);

@@ -3,11 +3,13 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace halfbyte {
 
-WorkPool::WorkPool(int threads, size_t max_queued) : max_queued_(max_queued) {
+WorkPool::WorkPool(int threads, size_t max_queued)
+    : max_queued_(max_queued), most_running_(static_cast<size_t>(std::max(1, threads - 1))) {
   for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { Main(); });
 }
 
@@ -20,29 +22,48 @@ WorkPool::~WorkPool() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-bool WorkPool::TryPost(std::function<void()> job) {
+bool WorkPool::TryPost(ClientId client, std::function<void()> job) {
   {
     const std::lock_guard lock(mutex_);
-    if (queue_.size() >= max_queued_) return false;
-    queue_.push_back(std::move(job));
+    Lane& lane = lanes_[client];
+    if (lane.waiting.size() >= max_queued_) return false;
+    if (lane.waiting.empty()) turns_.push_back(client);
+    lane.waiting.push_back(std::move(job));
   }
   work_.notify_one();
   return true;
 }
 
+std::optional<ClientId> WorkPool::NextClient() {
+  const auto next = std::ranges::find_if(
+      turns_, [this](ClientId client) { return lanes_.at(client).running < most_running_; });
+  if (next == turns_.end()) return std::nullopt;
+  const ClientId client = *next;
+  turns_.erase(next);
+  return client;
+}
+
 void WorkPool::Main() {
   // Of this thread only: new requests wait rather than streams.
   ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), 5);
-  for (;;) {
-    std::function<void()> job;
-    {
-      std::unique_lock lock(mutex_);
-      work_.wait(lock, [this] { return closing_ || !queue_.empty(); });
-      if (closing_) return;
-      job = std::move(queue_.front());
-      queue_.pop_front();
-    }
+  std::unique_lock lock(mutex_);
+  while (true) {
+    std::optional<ClientId> client;
+    work_.wait(lock, [&] { return closing_ || (client = NextClient()); });
+    if (closing_) return;
+    Lane& lane = lanes_.at(*client);
+    std::function<void()> job = std::move(lane.waiting.front());
+    lane.waiting.pop_front();
+    if (!lane.waiting.empty()) turns_.push_back(*client);
+    ++lane.running;
+    lock.unlock();
     job();
+    job = nullptr;  // what it holds goes here, not under the lock
+    lock.lock();
+    --lane.running;
+    if (lane.waiting.empty() && lane.running == 0) lanes_.erase(*client);
+    // Another of its jobs may run now.
+    work_.notify_one();
   }
 }
 

@@ -63,6 +63,17 @@ const BpeMergeTable::Entry& BpeMergeTable::Find(int32_t left, int32_t right) con
   return slots_[SlotOf(Pair(left, right))];
 }
 
+void BpeScratch::Trim() {
+  stop_ = {};
+  constexpr size_t kKept = 16 << 10;  // symbols
+  if (std::max(symbols_.capacity(), heap_.capacity()) <= kKept) return;
+  symbols_ = {};
+  ranks_ = {};
+  next_ = {};
+  previous_ = {};
+  heap_ = {};
+}
+
 void Bpe::Encode(std::string_view word, BpeScratch* scratch, std::vector<int32_t>* ids) const {
   if (word.size() > BpeScratch::kMaxWord || word.empty()) {
     EncodeUncached(word, scratch, ids);
@@ -145,7 +156,9 @@ void Bpe::MergeLong(BpeScratch* scratch) const {
     heap.push_back({ranks[at], at});
     std::push_heap(heap.begin(), heap.end(), later);
   };
-  while (!heap.empty()) {
+  constexpr uint32_t kLookEvery = 1 << 16;
+  for (uint32_t turn = 0; !heap.empty(); ++turn) {
+    if (turn % kLookEvery == 0 && scratch->stop_.stop_requested()) return symbols.clear();
     const BpeScratch::Candidate best = heap.front();
     std::pop_heap(heap.begin(), heap.end(), later);
     heap.pop_back();

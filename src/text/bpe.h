@@ -6,7 +6,9 @@
 #include <array>
 #include <cstdint>
 #include <span>
+#include <stop_token>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace halfbyte {
@@ -44,6 +46,11 @@ class BpeScratch {
  public:
   BpeScratch() : cache_(size_t{1} << kCacheBits) {}
 
+  // Asked for while a long pretoken is encoded: that ends soon, with ids of no use.
+  void SetStop(std::stop_token stop) { stop_ = std::move(stop); }
+  // Gives back what long pretokens took.
+  void Trim();
+
  private:
   friend class Bpe;
   static constexpr int kCacheBits = 14;
@@ -60,6 +67,7 @@ class BpeScratch {
     uint32_t position;
   };
 
+  std::stop_token stop_;
   std::vector<CachedWord> cache_;
   std::vector<int32_t> symbols_;
   std::vector<uint32_t> ranks_;  // of the pair that begins here

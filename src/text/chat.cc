@@ -158,12 +158,24 @@ Result<std::vector<int32_t>> EncodeChat(const Tokenizer& tokenizer,
                                         std::span<const ChatMessage> messages,
                                         const ChatOptions& options,
                                         const EffortTexts& effort_texts) {
+  HB_ASSIGN_OR_RETURN(auto ids,
+                      EncodeChat(tokenizer, messages, options, effort_texts, EncodeLimits()));
+  return std::move(ids).value();
+}
+
+Result<std::optional<std::vector<int32_t>>> EncodeChat(const Tokenizer& tokenizer,
+                                                       std::span<const ChatMessage> messages,
+                                                       const ChatOptions& options,
+                                                       const EffortTexts& effort_texts,
+                                                       const EncodeLimits& limits) {
   HB_RETURN_IF_ERROR(CheckControlTokens(tokenizer));
   HB_ASSIGN_OR_RETURN(const ChatPrompt prompt, RenderChat(messages, options, effort_texts));
-  if (options.control_tokens_in_content) {
-    return tokenizer.Encode(prompt.text, ControlTokens::kRecognized);
-  }
-  return tokenizer.Encode(prompt.text, prompt.ours);
+  const ByteRange all = {0, prompt.text.size()};
+  return tokenizer.Encode(prompt.text,
+                          options.control_tokens_in_content
+                              ? std::span(&all, 1)
+                              : std::span<const ByteRange>(prompt.ours),
+                          limits);
 }
 
 }  // namespace halfbyte

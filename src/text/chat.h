@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -72,5 +73,11 @@ Result<std::vector<int32_t>> EncodeChat(const Tokenizer& tokenizer,
                                         std::span<const ChatMessage> messages,
                                         const ChatOptions& options,
                                         const EffortTexts& effort_texts);
+// The same within limits; none: more ids than these allow (text/tokenizer.h).
+Result<std::optional<std::vector<int32_t>>> EncodeChat(const Tokenizer& tokenizer,
+                                                       std::span<const ChatMessage> messages,
+                                                       const ChatOptions& options,
+                                                       const EffortTexts& effort_texts,
+                                                       const EncodeLimits& limits);
 
 }  // namespace halfbyte

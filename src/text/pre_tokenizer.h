@@ -27,7 +27,7 @@ class PreTokenizer {
 
   // Calls sink(std::string_view) for each piece, in order; the pieces are non-empty and make up
   // `text`, which must be valid UTF-8. Error: a regex gives up (Regex::Find), or matches less than
-  // it must.
+  // it must; the first one of the sink, which is called no more.
   template <class Sink>
   Status ForEachPiece(std::string_view text, RegexScratch* scratch, Sink&& sink) const {
     return Cut(0, text, scratch, sink);
@@ -37,10 +37,7 @@ class PreTokenizer {
   template <class Sink>
   Status Cut(size_t stage, std::string_view text, RegexScratch* scratch, Sink& sink) const {
     if (text.empty()) return {};
-    if (stage == splits_.size()) {
-      sink(text);
-      return {};
-    }
+    if (stage == splits_.size()) return sink(text);
     size_t done = 0;  // text before this has been handed on
     size_t from = 0;  // the search goes on here
     const auto hand_on_before = [&](size_t end) -> Status {

@@ -34,6 +34,7 @@ struct Tokenizer::State {
       return scratch;
     }
     void Return(std::unique_ptr<Scratch> scratch) {
+      scratch->bpe.Trim();
       const std::lock_guard lock(mutex_);
       free_.push_back(std::move(scratch));
     }
@@ -46,6 +47,7 @@ struct Tokenizer::State {
   std::string source;
   TokenizerFile file;
   std::vector<bool> special;    // by id
+  size_t longest = 1;           // bytes of the longest token
   AddedTokenFinder finders[2];  // not normalized, normalized
   std::unordered_map<std::string_view, int32_t> added_ids;
   std::unordered_map<std::string_view, int32_t> whole_words;  // for ignore_merges
@@ -53,12 +55,25 @@ struct Tokenizer::State {
   Bpe bpe;
   mutable ScratchPool pool;
 
+  // One encoding: its limits, and the ids so far.
+  struct Work {
+    const EncodeLimits& limits;
+    std::vector<int32_t> ids;
+    bool too_long = false;
+  };
+
+  // Each id stands for some of the bytes, in order, and for no more than the longest token has.
+  int64_t LeastIds(size_t bytes) const {
+    return static_cast<int64_t>((bytes + longest - 1) / longest);
+  }
+  // Error, which ends the encoding: so many bytes more make it too long, or it is told to stop.
+  Status MayGoOn(size_t bytes, Work* work) const;
   // Text without added tokens of the first kind; control tokens may be where `ours` are.
   Status EncodeText(std::string_view text, std::span<const ByteRange> ours, Scratch* scratch,
-                    std::vector<int32_t>* ids) const;
+                    Work* work) const;
   Status EncodeValid(std::string_view text, std::span<const ByteRange> ours, Scratch* scratch,
-                     std::vector<int32_t>* ids) const;
-  Status EncodeOrdinary(std::string_view text, Scratch* scratch, std::vector<int32_t>* ids) const;
+                     Work* work) const;
+  Status EncodeOrdinary(std::string_view text, Scratch* scratch, Work* work) const;
 };
 
 namespace {
@@ -154,6 +169,9 @@ Result<Tokenizer> Tokenizer::FromJson(std::string_view json, std::string_view so
   }
   state->bpe = Bpe(file.byte_ids, std::move(merges));
 
+  for (const std::string& bytes : file.token_bytes) {
+    state->longest = std::max(state->longest, bytes.size());
+  }
   state->special.resize(file.token_bytes.size());
   std::map<std::string, int32_t> spellings[2];
   for (const AddedToken& token : file.added_tokens) {
@@ -185,6 +203,16 @@ Result<std::vector<int32_t>> Tokenizer::Encode(std::string_view text, ControlTok
 
 Result<std::vector<int32_t>> Tokenizer::Encode(std::string_view text,
                                                std::span<const ByteRange> ours) const {
+  HB_ASSIGN_OR_RETURN(auto ids, Encode(text, ours, EncodeLimits()));
+  return std::move(ids).value();
+}
+
+Result<std::optional<std::vector<int32_t>>> Tokenizer::Encode(std::string_view text,
+                                                              std::span<const ByteRange> ours,
+                                                              const EncodeLimits& limits) const {
+  // Normalizing may make a text shorter; then its pretokens tell.
+  const bool as_is = state_->file.form == UnicodeForm::kAsIs;
+  if (as_is && state_->LeastIds(text.size()) > limits.most_ids) return std::nullopt;
   if (text.size() >= size_t{1} << 31) {
     return MakeError("text of {} bytes is too long to tokenize; the limit is 2 GiB", text.size());
   }
@@ -193,36 +221,54 @@ Result<std::vector<int32_t>> Tokenizer::Encode(std::string_view text,
   const std::vector<ByteRange> ranges = JoinAdjacent(ours, text.size());
   std::vector<FoundToken> found;
   for (const ByteRange& range : ranges) state_->finders[0].FindAll(text, range, &found);
-  std::vector<int32_t> ids;
-  ids.reserve(text.size() / 3 + found.size());
+  State::Work work{.limits = limits};
+  const auto guess = static_cast<int64_t>(text.size() / 3 + found.size());
+  work.ids.reserve(static_cast<size_t>(std::min(guess, limits.most_ids)));
   auto scratch = state_->pool.Take();
+  scratch->bpe.SetStop(limits.stop);
   size_t next = 0;
   auto status = ForEachBetween(
       found, text.size(),
       [&](size_t begin, size_t end) {
         return state_->EncodeText(text.substr(begin, end - begin),
-                                  RangesWithin(ranges, begin, end, &next), scratch.get(), &ids);
+                                  RangesWithin(ranges, begin, end, &next), scratch.get(), &work);
       },
-      [&](int32_t id) { ids.push_back(id); });
+      [&](int32_t id) { work.ids.push_back(id); });
   state_->pool.Return(std::move(scratch));
+  if (work.too_long || std::ssize(work.ids) > limits.most_ids) return std::nullopt;
   HB_RETURN_IF_ERROR(std::move(status));
-  return ids;
+  if (limits.stop.stop_requested()) return MakeError("the encoding was told to stop");
+  return std::move(work.ids);
 }
 
 Result<std::vector<int32_t>> Tokenizer::EncodePrompt(std::string_view text,
                                                      bool add_special_tokens) const {
-  HB_ASSIGN_OR_RETURN(std::vector<int32_t> ids, Encode(text, ControlTokens::kRecognized));
-  if (add_special_tokens) {
-    const SpecialTokens& added = state_->file.special_tokens;
-    ids.insert(ids.begin(), added.before.begin(), added.before.end());
-    ids.insert(ids.end(), added.after.begin(), added.after.end());
-  }
+  HB_ASSIGN_OR_RETURN(auto ids, EncodePrompt(text, add_special_tokens, EncodeLimits()));
+  return std::move(ids).value();
+}
+
+Result<std::optional<std::vector<int32_t>>> Tokenizer::EncodePrompt(
+    std::string_view text, bool add_special_tokens, const EncodeLimits& limits) const {
+  const ByteRange all = {0, text.size()};
+  HB_ASSIGN_OR_RETURN(std::optional<std::vector<int32_t>> ids, Encode(text, {&all, 1}, limits));
+  if (!ids || !add_special_tokens) return ids;
+  const SpecialTokens& added = state_->file.special_tokens;
+  ids->insert(ids->begin(), added.before.begin(), added.before.end());
+  ids->insert(ids->end(), added.after.begin(), added.after.end());
+  if (std::ssize(*ids) > limits.most_ids) return std::nullopt;
   return ids;
 }
 
+Status Tokenizer::State::MayGoOn(size_t bytes, Work* work) const {
+  work->too_long = std::ssize(work->ids) + LeastIds(bytes) > work->limits.most_ids;
+  if (work->too_long) return MakeError("the text is too long");
+  if (work->limits.stop.stop_requested()) return MakeError("the encoding was told to stop");
+  return {};
+}
+
 Status Tokenizer::State::EncodeText(std::string_view text, std::span<const ByteRange> ours,
-                                    Scratch* scratch, std::vector<int32_t>* ids) const {
-  if (IsValidUtf8(text)) return EncodeValid(text, ours, scratch, ids);
+                                    Scratch* scratch, Work* work) const {
+  if (IsValidUtf8(text)) return EncodeValid(text, ours, scratch, work);
   size_t next = 0;
   for (size_t begin = 0; begin < text.size();) {
     size_t end = begin;
@@ -233,11 +279,11 @@ Status Tokenizer::State::EncodeText(std::string_view text, std::span<const ByteR
       end += step.length;
     }
     HB_RETURN_IF_ERROR(EncodeValid(text.substr(begin, end - begin),
-                                   RangesWithin(ours, begin, end, &next), scratch, ids));
+                                   RangesWithin(ours, begin, end, &next), scratch, work));
     if (end == text.size()) break;
     for (const char c : text.substr(end, step.length)) {
-      ids->push_back(bpe.byte_id(static_cast<uint8_t>(c)));
-      if (ids->back() < 0) {
+      work->ids.push_back(bpe.byte_id(static_cast<uint8_t>(c)));
+      if (work->ids.back() < 0) {
         return MakeError("the text is not valid UTF-8, and {} has no token for its byte 0x{:02x}",
                          source, static_cast<uint8_t>(c));
       }
@@ -248,7 +294,7 @@ Status Tokenizer::State::EncodeText(std::string_view text, std::span<const ByteR
 }
 
 Status Tokenizer::State::EncodeValid(std::string_view text, std::span<const ByteRange> ours,
-                                     Scratch* scratch, std::vector<int32_t>* ids) const {
+                                     Scratch* scratch, Work* work) const {
   std::vector<ByteRange> ranges(ours.begin(), ours.end());
   HB_ASSIGN_OR_RETURN(const auto normal, ToForm(file.form, text, &ranges));
   if (normal) text = *normal;
@@ -257,22 +303,24 @@ Status Tokenizer::State::EncodeValid(std::string_view text, std::span<const Byte
   return ForEachBetween(
       found, text.size(),
       [&](size_t begin, size_t end) {
-        return EncodeOrdinary(text.substr(begin, end - begin), scratch, ids);
+        return EncodeOrdinary(text.substr(begin, end - begin), scratch, work);
       },
-      [&](int32_t id) { ids->push_back(id); });
+      [&](int32_t id) { work->ids.push_back(id); });
 }
 
-Status Tokenizer::State::EncodeOrdinary(std::string_view text, Scratch* scratch,
-                                        std::vector<int32_t>* ids) const {
-  auto status = pre_tokenizer.ForEachPiece(text, &scratch->regex, [&](std::string_view piece) {
-    if (file.ignore_merges) {
-      if (const auto whole = whole_words.find(piece); whole != whole_words.end()) {
-        ids->push_back(whole->second);
-        return;
-      }
-    }
-    bpe.Encode(piece, &scratch->bpe, ids);
-  });
+Status Tokenizer::State::EncodeOrdinary(std::string_view text, Scratch* scratch, Work* work) const {
+  auto status =
+      pre_tokenizer.ForEachPiece(text, &scratch->regex, [&](std::string_view piece) -> Status {
+        HB_RETURN_IF_ERROR(MayGoOn(piece.size(), work));
+        if (file.ignore_merges) {
+          if (const auto whole = whole_words.find(piece); whole != whole_words.end()) {
+            work->ids.push_back(whole->second);
+            return {};
+          }
+        }
+        bpe.Encode(piece, &scratch->bpe, &work->ids);
+        return {};
+      });
   if (!status) return MakeError("{}: a pre-tokenizer regex {}", source, status.error().message);
   return {};
 }

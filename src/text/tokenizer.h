@@ -11,8 +11,11 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <memory>
+#include <optional>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,6 +29,12 @@ namespace halfbyte {
 enum class ControlTokens {
   kAsText,      // no: ordinary tokens that spell it. For text of users
   kRecognized,  // yes, everywhere: what the reference library does
+};
+
+// What bounds the work of an encoding.
+struct EncodeLimits {
+  int64_t most_ids = std::numeric_limits<int64_t>::max();
+  std::stop_token stop;  // asked for: the encoding ends soon, with an error
 };
 
 class Tokenizer {
@@ -47,9 +56,19 @@ class Tokenizer {
   // of the ranges, so that all else equals the reference.
   Result<std::vector<int32_t>> Encode(std::string_view text, std::span<const ByteRange> ours) const;
 
+  // The same within limits. None: the text has more ids than these allow. That costs nothing to
+  // find where not even the longest tokens could spell so many bytes, and never more than the
+  // allowed ids and one pretoken.
+  Result<std::optional<std::vector<int32_t>>> Encode(std::string_view text,
+                                                     std::span<const ByteRange> ours,
+                                                     const EncodeLimits& limits) const;
+
   // A text as the reference library encodes it: control tokens recognised, and the tokens around it
   // that the file's post_processor adds (bos, mostly), unless `add_special_tokens` is off.
   Result<std::vector<int32_t>> EncodePrompt(std::string_view text, bool add_special_tokens) const;
+  Result<std::optional<std::vector<int32_t>>> EncodePrompt(std::string_view text,
+                                                           bool add_special_tokens,
+                                                           const EncodeLimits& limits) const;
 
   // The bytes of the tokens in a row. With skip_special, special tokens give none.
   // Error: an id outside the vocabulary.

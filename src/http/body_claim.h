@@ -1,31 +1,25 @@
-// Memory that the bodies of all requests take together. Thread-safe.
+// What one body takes of the memory that the bodies of all requests have; given back when the claim
+// is gone.
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
+
+#include "http/client_shares.h"
 
 namespace halfbyte {
 
-class BodyBudget {
- public:
-  explicit BodyBudget(int64_t bytes) : left_(bytes) {}
-
- private:
-  friend class BodyClaim;
-  std::atomic<int64_t> left_;
-};
-
-// What one body takes of it; given back when the claim is gone.
 class BodyClaim {
  public:
   // So much of a body is free: what that comes to, the number of connections bounds.
   static constexpr int64_t kFreeBytes = 64 << 10;
 
-  explicit BodyClaim(std::shared_ptr<BodyBudget> budget) : budget_(std::move(budget)) {}
-  ~BodyClaim() { budget_->left_ += claimed_; }
+  BodyClaim(std::shared_ptr<ClientShares> bodies, std::string client)
+      : bodies_(std::move(bodies)), client_(std::move(client)) {}
+  ~BodyClaim() { bodies_->Give(client_, claimed_); }
   BodyClaim(const BodyClaim&) = delete;
   BodyClaim& operator=(const BodyClaim&) = delete;
 
@@ -33,16 +27,14 @@ class BodyClaim {
   bool Cover(int64_t bytes) {
     const int64_t more = std::max<int64_t>(0, bytes - kFreeBytes) - claimed_;
     if (more <= 0) return true;
-    if ((budget_->left_ -= more) < 0) {
-      budget_->left_ += more;
-      return false;
-    }
+    if (!bodies_->Take(client_, more)) return false;
     claimed_ += more;
     return true;
   }
 
  private:
-  const std::shared_ptr<BodyBudget> budget_;
+  const std::shared_ptr<ClientShares> bodies_;
+  const std::string client_;
   int64_t claimed_ = 0;
 };
 
