@@ -255,7 +255,7 @@ BEHAVIOURS = {
         100, lambda: b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 50 + b"\r\n\r\n"),
     "heads without end": lambda c: c.flood(
         100, lambda: b"GET /live HTTP/1.1\r\n" + b"x-a: 1\r\n" * 10_000),
-    "refused bodies that go on": lambda c: c.flood(
-        20, lambda: f"POST /v1/completions HTTP/1.1\r\n{JSON_FIELDS}Content-Length: 99999999\r\n\r\n"
-        .encode() + b"x" * 30_000_000),
+    "refused bodies that go on": lambda c: c.flood(20, lambda: (
+        f"POST /v1/completions HTTP/1.1\r\n{JSON_FIELDS}Content-Length: 99999999\r\n\r\n"
+        .encode() + b"x" * 30_000_000)),
 }

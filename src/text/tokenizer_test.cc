@@ -4,6 +4,7 @@
 #include <rapidcheck/gtest.h>
 
 #include <filesystem>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <vector>
@@ -492,6 +493,37 @@ TEST(PreTokenizer, LiteralsAreNoRegexes) {
   EXPECT_EQ(Pieces(Small(WithSplit("String", "l")), "Hell"),
             (std::vector<std::string>{"He", "l", "l"}));
   EXPECT_EQ(Pieces(Small(WithSplit("String", ".")), "Hell"), (std::vector<std::string>{"Hell"}));
+}
+
+TEST(EncodeLimits, GiveTheSameIdsOrNone) {
+  const Tokenizer& tokenizer = TestTokenizer();
+  std::string text =
+      "The number of cats is 12345.\n\n" + std::string(300, ' ') + "\xff\xfe caf\xc3\xa9";
+  for (int i = 0; i < 4; ++i) text += text;
+  const ByteRange all = {0, text.size()};
+  const auto ids = *tokenizer.Encode(text, {&all, 1});
+  for (const int64_t most : {int64_t{0}, int64_t{1}, std::ssize(ids) - 1, std::ssize(ids)}) {
+    const auto within = tokenizer.Encode(text, {&all, 1}, {.most_ids = most});
+    ASSERT_TRUE(within);
+    EXPECT_EQ(within->has_value(), most == std::ssize(ids)) << most;
+    if (*within) {
+      EXPECT_EQ(**within, ids);
+    }
+  }
+}
+
+// Otherwise this takes half a minute and the memory of each symbol many times over.
+TEST(EncodeLimits, RefuseATextByItsBytesAndStopInALongPretoken) {
+  const Tokenizer& tokenizer = TestTokenizer();
+  const std::string text(20'000'000, ' ');
+  const auto within = tokenizer.Encode(text, {}, {.most_ids = 4096});
+  ASSERT_TRUE(within);
+  EXPECT_FALSE(*within);
+  std::stop_source source;
+  source.request_stop();
+  const auto stopped = tokenizer.Encode(text, {}, {.stop = source.get_token()});
+  ASSERT_FALSE(stopped);
+  EXPECT_EQ(stopped.error().message, "the encoding was told to stop");
 }
 
 }  // namespace
