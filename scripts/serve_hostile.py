@@ -56,6 +56,12 @@ class Server:
         connection.close()
         return found
 
+    def until_running(self, count):
+        for _ in range(1000):
+            if self.metrics()["halfbyte:num_requests_running"] >= count:
+                return
+            time.sleep(0.02)
+
     def until_idle(self, patience=120):
         end = time.monotonic() + patience
         while time.monotonic() < end:
@@ -81,7 +87,7 @@ def polite(arguments, url, seconds):
     return subprocess.Popen(
         [str(arguments.program), "bench", "serve", "--url", url, "--concurrency", str(POLITE),
          "--requests", str(POLITE * max(1, int(seconds / (tokens * 0.011)))), "--max-tokens",
-         str(tokens), "--probe-live", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+         str(tokens), "--prompts", "1", "--probe-live", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True, cwd=ROOT)
 
 
@@ -130,7 +136,7 @@ def run_table(arguments, names):
         server = Server(arguments.program)
         try:
             bench = polite(arguments, server.url, arguments.seconds)
-            time.sleep(0.7)  # it asks for its answers alone first
+            server.until_running(POLITE)  # before that it asks for its answer alone
             hostile = start(name, server.port) if name != "nobody" else None
             time.sleep(arguments.seconds)
             if hostile is not None:
@@ -170,6 +176,7 @@ def run_chaos(arguments, names):
         rows, samples, running, played, queue = [], [], {}, {}, []
         while time.monotonic() < end:
             bench = polite(arguments, server.url, 8)
+            server.until_running(POLITE)
             for address in ("127.0.0.2", "127.0.0.3", "127.0.0.4"):
                 if not queue:
                     queue = random.sample(names, len(names))
