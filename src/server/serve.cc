@@ -22,7 +22,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Loaded = Result<ServedModel>;
 
-constexpr int kOtherThreads = 5;  // engine, two that read bodies, one that loads, one to spare
+// Engine, two that read bodies, two that write lines, one that loads, one to spare.
+constexpr int kOtherThreads = 7;
 constexpr size_t kLeastKeyBytes = 20;
 constexpr auto kTick = std::chrono::milliseconds(100);
 constexpr auto kReportEvery = std::chrono::seconds(10);
