@@ -109,8 +109,12 @@ class Engine::Thread {
     const int64_t running = published_.scheduler.running;
     const auto found = waiting_.find(client);
     const int64_t own = found == waiting_.end() ? 0 : found->second;
-    int64_t all = 0;
-    for (const auto& [other, waiting] : waiting_) all += waiting;
+    // What a large call has beyond its client's queue takes no room from others.
+    int64_t all = 0, counted = 0;
+    for (const auto& [other, waiting] : waiting_) {
+      all += waiting;
+      counted += std::min(waiting, options_.max_queued_requests);
+    }
     const double rounds = std::ceil(static_cast<double>(all) * mean_service_seconds_ /
                                     static_cast<double>(std::max<int64_t>(1, running)));
     const auto retry_after = static_cast<int64_t>(std::clamp(rounds, 1.0, 60.0));
@@ -126,8 +130,8 @@ class Engine::Thread {
     const int64_t free = std::max<int64_t>(0, options_.scheduler.max_sequences - running);
     const int64_t room = options_.max_queued_requests + free;
     const int64_t room_of_all = kClientsInQueue * options_.max_queued_requests + free;
-    const bool takes_it =
-        own == 0 ? all < room_of_all : own + choices <= room && all + choices <= room_of_all;
+    const bool takes_it = own == 0 ? counted < room_of_all
+                                   : own + choices <= room && counted + choices <= room_of_all;
     if (takes_it) return std::nullopt;
     return Refusal{.reason = RefusalReason::kQueueFull,
                    .message = fmt::format("{} answers are waiting, {} of them for this client; try "

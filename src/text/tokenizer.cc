@@ -236,8 +236,8 @@ Result<std::optional<std::vector<int32_t>>> Tokenizer::Encode(std::string_view t
       [&](int32_t id) { work.ids.push_back(id); });
   state_->pool.Return(std::move(scratch));
   if (work.too_long || std::ssize(work.ids) > limits.most_ids) return std::nullopt;
-  HB_RETURN_IF_ERROR(std::move(status));
   if (limits.stop.stop_requested()) return MakeError("the encoding was told to stop");
+  HB_RETURN_IF_ERROR(std::move(status));
   return std::move(work.ids);
 }
 
