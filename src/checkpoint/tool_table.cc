@@ -44,9 +44,9 @@ constexpr std::array kToolRows = {
             kToBf16},
     ToolRow{"transformers", "", "", "nvfp4-modelopt", "", Loads::kNo,
             "it reads no NVFP4 of ModelOpt's", kToBf16},
-    ToolRow{"transformers", "", "", "nvfp4-ct", "compressed-tensors", Loads::kUnknown,
-            "whether compressed-tensors unpacks single experts into its fused ones was not "
-            "followed; unquantized weights load",
+    ToolRow{"transformers", "", "", "nvfp4-ct", "compressed-tensors", Loads::kNo,
+            "it says nothing but leaves out weight_global_scale of the experts, so that their "
+            "weights are too large by that factor",
             kToBf16},
 
     // vLLM: DeepseekV4ForCausalLM maps official names alone; quant_method fp8 becomes
