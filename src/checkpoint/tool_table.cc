@@ -28,9 +28,7 @@ constexpr std::array kToolRows = {
     ToolRow{"transformers", "prefixed", "", "", "", Loads::kNo,
             "its DeepSeek-V4 class has no language_model. in front of its names", ""},
     ToolRow{"transformers", "huggingface", "per-expert", "", "", Loads::kNo,
-            "it expects experts fused under Hugging Face names, merges single ones only under "
-            "official names (w1, w2, w3), and would leave these random",
-            kToBf16},
+            "it does not merge single experts of these names: they stay random", kToBf16},
     ToolRow{"transformers", "", "", "unquantized", "none", Loads::kYes,
             "it reads unquantized weights under these names", ""},
     ToolRow{"transformers", "official", "", "mxfp4", "fp8", Loads::kYes,
@@ -52,9 +50,9 @@ constexpr std::array kToolRows = {
     // vLLM: DeepseekV4ForCausalLM maps official names alone; quant_method fp8 becomes
     // DeepseekV4FP8Config, which chooses the experts' method by expert_dtype and moe_quant_algo.
     ToolRow{"vllm", "huggingface", "", "", "", Loads::kNo,
-            "its DeepSeek-V4 class maps official names (layers.0.ffn.experts.0.w1), no others", ""},
+            "it reads official names only, such as layers.0.ffn.experts.0.w1", ""},
     ToolRow{"vllm", "prefixed", "", "", "", Loads::kNo,
-            "its DeepSeek-V4 class maps official names (layers.0.ffn.experts.0.w1), no others", ""},
+            "it reads official names only, such as layers.0.ffn.experts.0.w1", ""},
     ToolRow{"vllm", "official", "", "mxfp4", "fp8", Loads::kYes,
             "FP8 blocks with MXFP4 experts, as in the official release", ""},
     ToolRow{"vllm", "official", "", "fp8", "fp8", Loads::kYes,
@@ -67,9 +65,9 @@ constexpr std::array kToolRows = {
     // SGLang: remap_weight_name_to_dpsk_hf_format takes official names; a config with quant_method
     // fp8 and moe_quant_algo NVFP4 gets the hybrid method.
     ToolRow{"sglang", "huggingface", "", "", "", Loads::kNo,
-            "its DeepSeek-V4 class renames official names (layers.0.attn.wq_a), no others", ""},
+            "it reads official names only, such as layers.0.ffn.experts.0.w1", ""},
     ToolRow{"sglang", "prefixed", "", "", "", Loads::kNo,
-            "its DeepSeek-V4 class renames official names (layers.0.attn.wq_a), no others", ""},
+            "it reads official names only, such as layers.0.ffn.experts.0.w1", ""},
     ToolRow{"sglang", "official", "", "mxfp4", "fp8", Loads::kYes,
             "FP8 blocks with MXFP4 experts, as in the official release", ""},
     ToolRow{"sglang", "official", "", "fp8", "fp8", Loads::kYes, "FP8 blocks throughout", ""},

@@ -1,4 +1,5 @@
 // What the numbers and names become: every format to every other.
+// This file is long because each format, and each thing that only some experts have, is a case.
 #include <algorithm>
 #include <cmath>
 #include <limits>
