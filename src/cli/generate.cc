@@ -20,6 +20,7 @@
 #include "engine/token_ids.h"
 #include "text/chat.h"
 #include "text/model_defaults.h"
+#include "text/stop_matcher.h"
 #include "text/tokenizer.h"
 #include "text/utf8_stream.h"
 
@@ -38,19 +39,27 @@ struct GenerateFlags {
   std::optional<double> top_p;
   std::optional<int64_t> top_k;
   std::optional<double> min_p;
+  std::optional<double> repetition_penalty;
   std::optional<uint64_t> seed;
+  std::string generation_config = "auto";
   bool json = false;
 };
 
-Result<SamplingParams> ResolveSampling(const GenerateFlags& flags) {
-  HB_ASSIGN_OR_RETURN(SamplingParams sampling, ReadSamplingDefaults(flags.model.directory));
+// What the model's makers recommend, and what the flags say instead.
+Result<GenerationDefaults> ResolveGeneration(const GenerateFlags& flags) {
+  GenerationDefaults defaults;
+  if (flags.generation_config == "auto") {
+    HB_ASSIGN_OR_RETURN(defaults, ReadGenerationDefaults(flags.model.directory));
+  }
+  SamplingParams& sampling = defaults.sampling;
   sampling.temperature = flags.temperature.value_or(sampling.temperature);
   sampling.top_p = flags.top_p.value_or(sampling.top_p);
   sampling.top_k = flags.top_k.value_or(sampling.top_k);
   sampling.min_p = flags.min_p.value_or(sampling.min_p);
+  sampling.repetition_penalty = flags.repetition_penalty.value_or(sampling.repetition_penalty);
   sampling.seed = flags.seed ? *flags.seed : std::random_device()();
   HB_RETURN_IF_ERROR(Validate(sampling));
-  return sampling;
+  return defaults;
 }
 
 // With --ids a model without tokenizer.json, or with one that we cannot read, is fine: ids go in
@@ -82,22 +91,30 @@ Result<std::vector<int32_t>> EncodePrompt(const GenerateFlags& flags,
                     defaults.effort_texts);
 }
 
-// Turns tokens into text as they come and prints it, unless the caller wants JSON.
+// Turns tokens into text as they come and prints it, unless the caller wants JSON, up to the first
+// of the texts that end it.
 class Printer {
  public:
-  Printer(const std::optional<Tokenizer>& tokenizer, bool quiet)
-      : tokenizer_(tokenizer), quiet_(quiet) {}
+  Printer(const std::optional<Tokenizer>& tokenizer, const GenerationDefaults& defaults, bool quiet)
+      : tokenizer_(tokenizer),
+        quiet_(quiet),
+        min_tokens_(defaults.min_new_tokens),
+        stops_(defaults.stop_strings) {}
 
-  void Token(int32_t token) {
+  // False: the text has ended.
+  bool Token(int32_t token) {
+    ++tokens_;
     if (!tokenizer_) {
       Print(fmt::format("{}{}", text_.empty() ? "" : " ", token));
     } else if (const auto bytes = tokenizer_->TokenBytes(token);
                bytes && !tokenizer_->IsSpecial(token)) {
-      Print(stream_.Push(*bytes));
+      Print(stops_.Push(stream_.Push(*bytes), tokens_ >= min_tokens_));
     }
+    return !stops_.matched();
   }
   void End() {
-    Print(stream_.Flush());
+    Print(stops_.Push(stream_.Flush(), /*counts=*/true));
+    Print(stops_.Flush());
     if (quiet_) return;
     fmt::print("\n");
     std::fflush(stdout);
@@ -114,7 +131,10 @@ class Printer {
 
   const std::optional<Tokenizer>& tokenizer_;
   const bool quiet_;
+  const int64_t min_tokens_;
+  int64_t tokens_ = 0;
   Utf8Stream stream_;
+  StopMatcher stops_;
   std::string text_;
 };
 
@@ -147,18 +167,26 @@ void PrintSummary(const GenerateFlags& flags, const GenerateRequest& request,
   fmt::print("{}\n", json.dump());
 }
 
-// --max-tokens, or as many as the model's context and the memory for its cache hold.
-Result<std::optional<int64_t>> MostTokens(const GenerateFlags& flags, const OpenedModel& model,
-                                          Communicator& ranks, int64_t prompt) {
+// --max-tokens, or what the model's makers recommend, or as many as the model's context and the
+// memory for its cache hold.
+Result<std::optional<int64_t>> MostTokens(const GenerateFlags& flags,
+                                          const GenerationDefaults& defaults,
+                                          const OpenedModel& model, Communicator& ranks,
+                                          int64_t prompt) {
   const int64_t context = model.checkpoint.config().max_position_embeddings;
   // What cannot be is for Generate to refuse.
   if (flags.max_tokens || prompt == 0 || prompt >= context) return flags.max_tokens;
   HB_ASSIGN_OR_RETURN(const int64_t mine, AffordableContext(model, flags.model, context));
   HB_ASSIGN_OR_RETURN(const auto all, ranks.Collect(std::span<const int64_t>(&mine, 1)));
   const int64_t affordable = std::ranges::min(all);
-  if (affordable == context) return std::nullopt;
+  std::optional<int64_t> recommended;
+  if (defaults.max_new_tokens || defaults.max_length) {
+    recommended = std::min(context - prompt, defaults.MaxTokens(prompt, context));
+  }
+  if (affordable == context) return recommended;
   if (affordable <= prompt) return 1;  // for LoadModel to refuse
   const int64_t tokens = affordable - prompt;
+  if (recommended && *recommended <= tokens) return recommended;
   if (ranks.first()) {
     spdlog::warn("memory holds a cache of {} of the model's {} tokens: at most {} are generated",
                  affordable, context, tokens);
@@ -168,7 +196,10 @@ Result<std::optional<int64_t>> MostTokens(const GenerateFlags& flags, const Open
 
 Result<ExitCode> RunGenerate(const GenerateFlags& flags, Communicator& ranks) {
   GenerateRequest request;
-  HB_ASSIGN_OR_RETURN(request.sampling, ResolveSampling(flags));
+  HB_ASSIGN_OR_RETURN(const GenerationDefaults defaults, ResolveGeneration(flags));
+  request.sampling = defaults.sampling;
+  request.masked_ids = defaults.suppress_tokens;
+  request.min_tokens = defaults.min_new_tokens;
   // Every rank draws the same tokens.
   HB_RETURN_IF_ERROR(
       ranks.Broadcast(std::as_writable_bytes(std::span(&request.sampling.seed, 1)), /*root=*/0));
@@ -176,7 +207,7 @@ Result<ExitCode> RunGenerate(const GenerateFlags& flags, Communicator& ranks) {
   HB_ASSIGN_OR_RETURN(request.prompt, EncodePrompt(flags, tokenizer));
   HB_ASSIGN_OR_RETURN(OpenedModel opened, OpenModel(flags.model, ranks));
   HB_ASSIGN_OR_RETURN(request.max_tokens,
-                      MostTokens(flags, opened, ranks, std::ssize(request.prompt)));
+                      MostTokens(flags, defaults, opened, ranks, std::ssize(request.prompt)));
   const int64_t tokens = request.max_tokens ? std::ssize(request.prompt) + *request.max_tokens
                                             : opened.checkpoint.config().max_position_embeddings;
   HB_ASSIGN_OR_RETURN(const LoadedModel model,
@@ -184,10 +215,10 @@ Result<ExitCode> RunGenerate(const GenerateFlags& flags, Communicator& ranks) {
                                 {.context_tokens = tokens, .context_flag = "--max-tokens"}));
   request.stop_ids = model.transformer->config().eos_token_ids;
 
-  Printer printer(tokenizer, /*quiet=*/flags.json || !ranks.first());
+  Printer printer(tokenizer, defaults, /*quiet=*/flags.json || !ranks.first());
   HB_ASSIGN_OR_RETURN(
       const GenerateResult result,
-      Generate(*model.transformer, request, [&](int32_t token) { printer.Token(token); }));
+      Generate(*model.transformer, request, [&](int32_t token) { return printer.Token(token); }));
   printer.End();
   if (!ranks.first()) return ExitCode::kOk;
   PrintSummary(flags, request, result, printer.text());
@@ -214,13 +245,21 @@ void AddGenerate(CLI::App& app) {
                    "true or false: reason before answering (with --chat; default: the model's)")
       ->needs(chat);
   command->add_option("--max-tokens", flags->max_tokens,
-                      "Most tokens to generate (default: to the end of the model's context)");
+                      "Most tokens to generate (default: generation_config.json's max_new_tokens, "
+                      "or to the end of the model's context)");
   command->add_option("--temperature", flags->temperature,
-                      "0 takes the best token; defaults of these four: generation_config.json");
+                      "0 takes the best token; defaults of these five: generation_config.json");
   command->add_option("--top-p", flags->top_p, "Keep the most probable tokens up to this sum");
   command->add_option("--top-k", flags->top_k, "Keep this many of the most probable tokens");
   command->add_option("--min-p", flags->min_p,
                       "Keep tokens with at least this share of the best one's probability");
+  command->add_option("--repetition-penalty", flags->repetition_penalty,
+                      "Above 1: against tokens of prompt and answer");
+  command
+      ->add_option("--generation-config", flags->generation_config,
+                   "auto: defaults of generation_config.json; none: without")
+      ->check(CLI::IsMember({"auto", "none"}))
+      ->capture_default_str();
   command->add_option("--seed", flags->seed, "Makes sampling repeatable (default: random)")
       ->check([](const std::string& text) -> std::string {
         return text.starts_with('-') ? text + " is negative" : "";

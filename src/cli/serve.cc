@@ -103,10 +103,10 @@ void AddModelParts(CLI::App& command, ServeFlags& flags) {
                   "Most tokens of prompt and answer (default: the most that fits)")
       ->check(kCount);
   AddDefaulted(command, "--generation-config", flags.generation_config,
-               "auto: sampling defaults of generation_config.json; none: without")
+               "auto: defaults of generation_config.json; none: without")
       ->check(CLI::IsMember({"auto", "none"}));
   command.add_option("--override-generation-config", load.override_generation_config,
-                     "JSON of sampling defaults that count more");
+                     "JSON of such defaults that count more");
   command.add_option("--seed", flags.options.service.api.seed,
                      "Seed of requests that bring none (default: drawn for each)");
   AddDefaulted(command, "--kv-cache-dtype", flags.kv_cache_dtype, "auto, fp8")

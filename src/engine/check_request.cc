@@ -10,8 +10,6 @@ namespace halfbyte {
 namespace {
 
 constexpr int32_t kMostLogprobs = 20;
-constexpr size_t kMostStopStrings = 16;
-constexpr size_t kMostStopBytes = 1024;
 constexpr size_t kMostStopIds = 64;
 constexpr size_t kMostSaltBytes = 256;
 
@@ -35,14 +33,14 @@ std::optional<Refusal> CheckIds(const char* field, std::span<const int32_t> ids,
 
 std::optional<Refusal> CheckStops(const Request& request, int64_t vocabulary) {
   const StopRules& stop = request.stop;
-  if (stop.strings.size() > kMostStopStrings) {
+  if (stop.strings.size() > StopRules::kMostStrings) {
     return Invalid("stop", "stop is a list of {} strings; allowed are {}", stop.strings.size(),
-                   kMostStopStrings);
+                   StopRules::kMostStrings);
   }
   for (const std::string& string : stop.strings) {
-    if (string.empty() || string.size() > kMostStopBytes || !IsValidUtf8(string)) {
+    if (string.empty() || string.size() > StopRules::kMostBytes || !IsValidUtf8(string)) {
       return Invalid("stop", "stop has a string of {} bytes; allowed are 1 to {} bytes of UTF-8",
-                     string.size(), kMostStopBytes);
+                     string.size(), StopRules::kMostBytes);
     }
   }
   if (!stop.strings.empty() && request.output.kind == OutputFormat::Kind::kIds) {

@@ -74,7 +74,8 @@ TEST_F(EngineOnTheBundledModel, GivesWhatThePlainLoopGives) {
   Request request = Ask(30, 12, 4);
   const GenerateRequest plain{
       .prompt = request.prompt, .max_tokens = 12, .sampling = request.sampling};
-  EXPECT_EQ(Alone(request).token_ids, Generate(*model_, plain, [](int32_t) {})->tokens);
+  EXPECT_EQ(Alone(request).token_ids,
+            Generate(*model_, plain, [](int32_t) { return true; })->tokens);
 }
 
 TEST_F(EngineOnTheBundledModel, APrefixHitIsAColdRunBitForBit) {

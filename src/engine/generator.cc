@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <chrono>
 
+#include "engine/choice_sampler.h"
+#include "engine/request.h"
+
 namespace halfbyte {
 namespace {
 
@@ -48,7 +51,7 @@ Result<MatrixView<const float>> ReadPrompt(Transformer& model, KvCache& cache, S
 }  // namespace
 
 Result<GenerateResult> Generate(Transformer& model, const GenerateRequest& request,
-                                const std::function<void(int32_t)>& on_token) {
+                                const std::function<bool(int32_t)>& on_token) {
   HB_RETURN_IF_ERROR(Validate(request.sampling));
   const int64_t context = model.config().max_position_embeddings;
   HB_ASSIGN_OR_RETURN(const int64_t max_tokens, TokensToGenerate(request, context));
@@ -60,6 +63,13 @@ Result<GenerateResult> Generate(Transformer& model, const GenerateRequest& reque
   HB_ASSIGN_OR_RETURN(const auto cache, std::move(made));
   HB_ASSIGN_OR_RETURN(Sequence sequence, cache->NewSequence());
 
+  const Request rules{.prompt = request.prompt,
+                      .sampling = request.sampling,
+                      .masked_ids = request.masked_ids,
+                      .min_tokens = request.min_tokens};
+  const std::vector<int32_t> end_ids(request.stop_ids.begin(), request.stop_ids.end());
+  ChoiceSampler sampler(rules, /*choice=*/0, end_ids, /*processed_logprobs=*/false);
+
   GenerateResult result;
   Clock::time_point start = Clock::now();
   HB_ASSIGN_OR_RETURN(MatrixView<const float> logits,
@@ -67,12 +77,12 @@ Result<GenerateResult> Generate(Transformer& model, const GenerateRequest& reque
   result.prompt_seconds = SecondsSince(start);
   start = Clock::now();
   for (;;) {
-    HB_ASSIGN_OR_RETURN(const int32_t token,
-                        Sample({logits.data, static_cast<size_t>(logits.columns)}, request.sampling,
-                               static_cast<uint32_t>(result.tokens.size()), /*choice=*/0));
+    HB_ASSIGN_OR_RETURN(const ChoiceSampler::Draw draw,
+                        sampler.Next({logits.data, static_cast<size_t>(logits.columns)},
+                                     /*reasoning=*/false));
+    const int32_t token = draw.token;
     result.tokens.push_back(token);
-    on_token(token);
-    if (std::ranges::find(request.stop_ids, token) != request.stop_ids.end()) {
+    if (!on_token(token) || std::ranges::find(end_ids, token) != end_ids.end()) {
       result.finish = FinishReason::kStop;
       break;
     }

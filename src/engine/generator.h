@@ -18,7 +18,9 @@ struct GenerateRequest {
   std::vector<int32_t> prompt;
   std::optional<int64_t> max_tokens;  // absent: until the end token or the end of the context
   SamplingParams sampling;
-  std::vector<int64_t> stop_ids;  // end the text; the one that came is in the result
+  std::vector<int64_t> stop_ids;    // end the text; the one that came is in the result
+  std::vector<int32_t> masked_ids;  // never drawn
+  int64_t min_tokens = 0;           // no end token before
 };
 
 struct GenerateResult {
@@ -28,9 +30,10 @@ struct GenerateResult {
   double generate_seconds = 0;
 };
 
-// Calls on_token for every token as it comes. Errors: an empty prompt, one that leaves no room in
-// the model's context, max_tokens that do not fit or are below 1; what Forward and Sample return.
+// Calls on_token for every token as it comes; false ends the text. Errors: an empty prompt, one
+// that leaves no room in the model's context, max_tokens that do not fit or are below 1; what
+// Forward and Sample return.
 Result<GenerateResult> Generate(Transformer& model, const GenerateRequest& request,
-                                const std::function<void(int32_t)>& on_token);
+                                const std::function<bool(int32_t)>& on_token);
 
 }  // namespace halfbyte

@@ -23,7 +23,10 @@ using ClientId = uint64_t;
 
 // What ends a text before its length does.
 struct StopRules {
-  std::vector<std::string> strings;  // each of 1 .. 1024 bytes of UTF-8; at most 16
+  static constexpr size_t kMostStrings = 16;
+  static constexpr size_t kMostBytes = 1024;  // of a string
+
+  std::vector<std::string> strings;  // each of 1 .. kMostBytes bytes of UTF-8
   bool include_string = false;       // the string that ended the text stays in it
   std::vector<int32_t> token_ids;    // at most 64; end the text like the model's own end tokens
   bool ignore_eos = false;           // the model's end tokens are never drawn

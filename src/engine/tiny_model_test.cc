@@ -65,7 +65,7 @@ std::string Answer(Transformer& model, const std::string& question) {
   request.max_tokens = 40;
   request.sampling.temperature = 0;
   request.stop_ids = model.config().eos_token_ids;
-  const auto result = *Generate(model, request, [](int32_t) {});
+  const auto result = *Generate(model, request, [](int32_t) { return true; });
   return *tokenizer.Decode(result.tokens, /*skip_special=*/true);
 }
 
@@ -196,7 +196,8 @@ TEST_F(SourceModel, GreedyContinuationsMatchWhereTheChoiceIsClear) {
     const GenerateRequest request{.prompt = entry["prompt_ids"].get<std::vector<int32_t>>(),
                                   .max_tokens = std::ssize(expected),
                                   .sampling = {.temperature = 0}};
-    EXPECT_EQ(Generate(*model_, request, [](int32_t) {})->tokens, expected) << entry["prompt"];
+    EXPECT_EQ(Generate(*model_, request, [](int32_t) { return true; })->tokens, expected)
+        << entry["prompt"];
     ++compared;
   }
   EXPECT_GE(compared, 5);

@@ -19,7 +19,7 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/sampler.h"
+#include "engine/generation_config.h"
 #include "openai/api_error.h"
 #include "openai/generation_call.h"
 #include "text/model_defaults.h"
@@ -36,7 +36,7 @@ struct ModelInfo {
   int64_t vocabulary = 0;  // ids that the model has: ExecutorLimits::vocabulary
   std::vector<int32_t> eos_ids;
   std::optional<std::string> chat_template;  // Jinja, if the checkpoint brings one; not used here
-  SamplingParams sampling;                   // of generation_config.json; its seed is not used
+  GenerationDefaults defaults;               // of generation_config.json
   ModelDefaults chat;
   std::string system_fingerprint;  // "hb-" and 12 hex digits
   std::string precision;           // for /v1/models: "nvfp4"

@@ -284,8 +284,34 @@ TEST(Render, ShowsAllThatWouldRun) {
       "sampling": {"temperature": 1, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1,
                    "frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {"5": 1.5},
                    "n": 1, "seed": 3, "max_tokens": 7, "min_tokens": 0, "stop": ["x"],
-                   "ignore_eos": false},
+                   "ignore_eos": false, "suppress_tokens": [0, 3, 4, 5]},
       "thinking": {"mode": "on", "effort_requested": "low", "effort_used": "high"}})"));
+}
+
+TEST(Render, ShowsTheModelsDefaultsAndWhatARequestSaysInstead) {
+  ModelInfo model = TestModel();
+  model.defaults = {.sampling = {.temperature = 0.6, .repetition_penalty = 1.3},
+                    .max_new_tokens = 50,
+                    .min_new_tokens = 2,
+                    .stop_strings = {"END"},
+                    .suppress_tokens = {7}};
+  const OpenAiApi api(model, {});
+  const auto rendered = [&](const std::string& body) {
+    const Value sampling = Json(api.Render(body))["sampling"];
+    return Value{sampling["temperature"], sampling["repetition_penalty"], sampling["max_tokens"],
+                 sampling["min_tokens"], sampling["stop"]};
+  };
+  const std::string chat = R"("messages": [{"role": "user", "content": "Hi"}])";
+  for (const std::string& prompt : {std::string(R"("prompt": "H")"), chat}) {
+    EXPECT_EQ(rendered("{" + prompt + "}"), Value::parse(R"([0.6, 1.3, 50, 2, ["END"]])"));
+    EXPECT_EQ(rendered("{" + prompt + R"(, "temperature": 1, "repetition_penalty": 1,
+                                         "max_tokens": 1, "stop": []})"),
+              Value::parse("[1, 1, 1, 1, []]"));
+  }
+  EXPECT_EQ(Json(api.Render(R"({"prompt": "H"})"))["sampling"]["suppress_tokens"], Value({7}));
+  const Value in_chat = Json(api.Render("{" + chat + "}"))["sampling"]["suppress_tokens"];
+  EXPECT_EQ(in_chat[0], 7);
+  EXPECT_GT(in_chat.size(), 1U);  // and what opens turns
 }
 
 TEST(Render, AnswersAListOfPromptsWithLists) {

@@ -35,7 +35,7 @@ ApiResult<std::vector<LogitBias>> ReadBiases(const BodyFields& body, int64_t voc
 
 SamplingParams ReadSampling(const BodyFields& body, const ModelInfo& model,
                             const ApiOptions& options) {
-  SamplingParams sampling = model.sampling;
+  SamplingParams sampling = model.defaults.sampling;
   sampling.temperature = body.Number("temperature").value_or(sampling.temperature);
   sampling.top_p = body.Number("top_p").value_or(sampling.top_p);
   sampling.top_k = body.Int("top_k").value_or(sampling.top_k);
@@ -53,9 +53,9 @@ SamplingParams ReadSampling(const BodyFields& body, const ModelInfo& model,
   return sampling;
 }
 
-std::vector<std::string> ReadStops(const BodyFields& body) {
+std::vector<std::string> ReadStops(const BodyFields& body, const ModelInfo& model) {
   const BodyValue* stop = body.Find("stop");
-  if (stop == nullptr) return {};
+  if (stop == nullptr) return model.defaults.stop_strings;
   if (stop->is_string()) return {stop->get<std::string>()};
   return stop->get<std::vector<std::string>>();
 }
@@ -95,7 +95,8 @@ ApiResult<Request> ReadRequest(const BodyFields& body, const ModelInfo& model,
   auto biases = ReadBiases(body, model.vocabulary);
   if (!biases) return tl::unexpected(std::move(biases.error()));
   request.sampling.logit_bias = *std::move(biases);
-  request.stop.strings = ReadStops(body);
+  request.stop.strings = ReadStops(body, model);
+  request.masked_ids = model.defaults.suppress_tokens;
   request.stop.include_string = body.Bool("include_stop_str_in_output").value_or(false);
   request.stop.ignore_eos = body.Bool("ignore_eos").value_or(false);
   if (const BodyValue* ids = body.Find("stop_token_ids"); ids != nullptr) {
@@ -147,7 +148,8 @@ ApiResult<Lengths> ReadLengths(const BodyFields& body, const ModelInfo& model,
                     "shorten it",
                     prompt_path, prompt, model.max_model_len)));
   }
-  Lengths lengths{.max_tokens = limit->value.value_or(std::min(fallback, left))};
+  Lengths lengths{.max_tokens = limit->value.value_or(
+                      std::min(model.defaults.MaxTokens(prompt, fallback), left))};
   if (lengths.max_tokens > left) {
     if (!options.clamp_max_tokens) {
       return tl::unexpected(FieldError(
@@ -159,7 +161,8 @@ ApiResult<Lengths> ReadLengths(const BodyFields& body, const ModelInfo& model,
     lengths.max_tokens = left;
     lengths.clamped = true;
   }
-  lengths.min_tokens = body.Int("min_tokens").value_or(0);
+  lengths.min_tokens =
+      body.Int("min_tokens").value_or(std::min(model.defaults.min_new_tokens, lengths.max_tokens));
   if (lengths.min_tokens > lengths.max_tokens) {
     return tl::unexpected(
         FieldError("invalid_value", "min_tokens",

@@ -30,9 +30,10 @@ struct Lengths {
   int64_t min_tokens = 0;
   bool clamped = false;
 };
-// `prompt_path` names the prompt in errors; `fallback`: max_tokens when the body has none, which is
-// shortened to what is left of the context. Errors: two names of max_tokens that differ, 0 without
-// `echo`, prompt or lengths that do not fit, min_tokens above max_tokens.
+// `prompt_path` names the prompt in errors; `fallback`: max_tokens when neither the body nor the
+// model's defaults say it, which is shortened to what is left of the context. Errors: two names of
+// max_tokens that differ, 0 without `echo`, prompt or lengths that do not fit, min_tokens above
+// max_tokens.
 ApiResult<Lengths> ReadLengths(const BodyFields& body, const ModelInfo& model,
                                const ApiOptions& options, int64_t prompt,
                                const std::string& prompt_path, int64_t fallback);

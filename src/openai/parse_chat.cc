@@ -52,7 +52,7 @@ ApiResult<void> OpenAiApi::ResolveChat(const BodyValue& tree, const EncodeLimits
   if (call.form.logprobs) {
     request->logprobs = static_cast<int32_t>(body.Int("top_logprobs").value_or(0));
   }
-  request->masked_ids = chat_masks_;
+  request->masked_ids.insert(request->masked_ids.end(), chat_masks_.begin(), chat_masks_.end());
   request->reasoning_end_id = think_end_;
   request->output = {.kind = OutputFormat::Kind::kChat,
                      .starts_in_reasoning = chat->thinking.on && !chat->continues};

@@ -52,15 +52,18 @@ std::string SamplingBody(const GenerationCall& call) {
   std::string biases = JsonList(sampling.logit_bias, [](std::string& list, const LogitBias& bias) {
     list += fmt::format("\"{}\":{}", bias.token, bias.bias);
   });
+  std::string suppressed;
+  AppendIds(suppressed, request.masked_ids);
   biases.front() = '{';
   biases.back() = '}';
   return fmt::format(
       R"({{"temperature":{},"top_p":{},"top_k":{},"min_p":{},"repetition_penalty":{},)"
       R"("frequency_penalty":{},"presence_penalty":{},"logit_bias":{},"n":{},"seed":{},)"
-      R"("max_tokens":{},"min_tokens":{},"stop":{},"ignore_eos":{}}})",
+      R"("max_tokens":{},"min_tokens":{},"stop":{},"ignore_eos":{},"suppress_tokens":{}}})",
       sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p,
       sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty, biases,
-      request.n, seed, request.max_tokens, request.min_tokens, stops, request.stop.ignore_eos);
+      request.n, seed, request.max_tokens, request.min_tokens, stops, request.stop.ignore_eos,
+      suppressed);
 }
 
 std::string ThinkingBody(const std::optional<ThinkingUsed>& thinking) {

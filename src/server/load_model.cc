@@ -145,12 +145,12 @@ std::vector<fs::path> FilesOf(const ModelCheckpoint& checkpoint) {
 
 Status ReadDefaults(const ServedModelOptions& options, ModelInfo& info) {
   if (options.read_generation_config) {
-    HB_ASSIGN_OR_RETURN(info.sampling, ReadSamplingDefaults(options.directory));
+    HB_ASSIGN_OR_RETURN(info.defaults, ReadGenerationDefaults(options.directory));
   }
   if (!options.override_generation_config.empty()) {
     const std::string source = "--override-generation-config";
     HB_ASSIGN_OR_RETURN(const Json json, ParseJson(options.override_generation_config, source));
-    HB_ASSIGN_OR_RETURN(info.sampling, WithSamplingDefaults(info.sampling, json, source));
+    HB_ASSIGN_OR_RETURN(info.defaults, WithGenerationDefaults(info.defaults, json, source));
   }
   HB_ASSIGN_OR_RETURN(info.chat, ReadModelDefaults(options.directory));
   spdlog::info("chat wording: {}", info.chat.effort_texts.Describe());

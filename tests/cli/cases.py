@@ -24,11 +24,19 @@ class Case:
     limit: tuple = ()           # such as ("FSIZE", 4096): resource.setrlimit(RLIMIT_FSIZE)
 
 
-TOKENIZER = (pathlib.Path(__file__).resolve().parents[2]
-             / "models/tiny-v4-nvfp4/tokenizer.json").read_bytes()
+MODEL = pathlib.Path(__file__).resolve().parents[2] / "models/tiny-v4-nvfp4"
+TOKENIZER = (MODEL / "tokenizer.json").read_bytes()
 CONFIG = b'{"model_type": "deepseek_v4"}'
 
-# Folders end in _dir and map file names to contents.
+
+
+def recommending(generation_config):
+    """The bundled model with other recommendations."""
+    return {path.name: path for path in MODEL.iterdir()} | {
+        "generation_config.json": generation_config}
+
+
+# Folders end in _dir and map file names to contents, or to files that links shall point to.
 FILES = {
     "empty_dir": {},
     "not_utf8_\udcff_dir": {"config.json": CONFIG, "model.safetensors": b"\2\0\0\0\0\0\0\0{}"},
@@ -52,6 +60,12 @@ FILES = {
     "golden_dir": {"tokenizer.json": TOKENIZER,
                    "encoding/tests/test_input_1.json": b'[{"role": "user", "content": "a"}]',
                    "encoding/tests/test_output_1.txt": b"a"},
+    "stop_string_dir": recommending(b'{"do_sample": false, "stop_strings": ["89"]}'),
+    "three_tokens_dir": recommending(b'{"do_sample": false, "max_new_tokens": 3, "top_h": NaN}'),
+    "no_token_dir": recommending(b'{"max_new_tokens": 0}'),
+    "unknown_normalizer_dir": recommending(b"{}") | {
+        "tokenizer.json": TOKENIZER.replace(b'"normalizer": null',
+                                            b'"normalizer": {"type": "Strip"}')},
     "broken_toml_file": b"port = ",
     "unknown_flag_toml_file": b"prot = 8000\n",
     "wrong_value_toml_file": b'port = "http"\n',
@@ -202,7 +216,12 @@ CASES = [
                (["{model}", "--prompt", "a", "--top-p", "nan"], "top.p"),
                (["{model}", "--prompt", "a", "--top-k", "-2"], "top.k"),
                (["{model}", "--prompt", "a", "--min-p", "1.5"], "min.p"),
-               (["{model}", "--prompt", "a", "--min-p", "nan"], "min.p")),
+               (["{model}", "--prompt", "a", "--min-p", "nan"], "min.p"),
+               (["{model}", "--prompt", "a", "--repetition-penalty", "0"], "repetition_penalty"),
+               (["{no_token_dir}", "--prompt", "a"],
+                "/no_token/generation_config.json: field max_new_tokens is 0"),
+               (["{unknown_normalizer_dir}", "--prompt", "a"],
+                "/tokenizer.json: field normalizer: type \"Strip\"")),
     *bad_usage("generate",
                ([], "model_dir|dir"),
                (["{model}"], "--prompt"),
@@ -219,8 +238,22 @@ CASES = [
                (["{model}", "--prompt", "a", "--system", "b"], "--system.*--chat"),
                (["{model}", "--prompt", "a", "--thinking", "true"], "--thinking.*--chat"),
                (["{model}", "--prompt", "a", "--threads", "-3"], "--threads"),
+               (["{model}", "--prompt", "a", "--generation-config", "some"], "generation-config"),
                (["{model}", "--prompt", "a", "--no-such-flag"], "no-such-flag")),
 
+    # The bundled model answers "alpa is 890."
+    Case("generate", ["generate", "{stop_string_dir}", "--prompt", "The number of cat"], 0,
+         stdout="^alpa is \n$", stderr="\\(stop\\)"),
+    Case("generate", ["generate", "{three_tokens_dir}", "--prompt", "The number of cat"], 0,
+         stderr="not used, though it may change texts: top_h\n(.|\n)* 3 generated .*\\(length\\)"),
+    Case("generate", ["generate", "{three_tokens_dir}", "--prompt", "The number of cat",
+                      "--max-tokens", "4"], 0, stderr=" 4 generated "),
+    Case("generate", ["generate", "{three_tokens_dir}", "--prompt", "The number of cat",
+                      "--generation-config", "none", "--temperature", "0"], 0,
+         stdout="^alpa is 890", stderr="^[^w]"),
+    Case("generate", ["generate", "{unknown_normalizer_dir}", "--ids", "{ids_file}",
+                      "--max-tokens", "2"], 0, stdout="^\\d+ \\d+$",
+         stderr="/tokenizer.json: field normalizer.*so ids come out"),
     Case("generate", ["generate", "{model}", "--ids", "{ids_file}", "--max-tokens", "1", "--json"],
          FAILED, "^halfbyte: stdout", stdout_to="/dev/full"),
     Case("generate", ["generate", "{model}", "--ids", "{ids_file}", "--max-tokens", "1",

@@ -59,7 +59,10 @@ def make_files(folder, model):
             path.mkdir()
             for file_name, text in content.items():
                 (path / file_name).parent.mkdir(parents=True, exist_ok=True)
-                (path / file_name).write_bytes(text)
+                if isinstance(text, pathlib.Path):
+                    (path / file_name).symlink_to(text)
+                else:
+                    (path / file_name).write_bytes(text)
         else:
             path.write_bytes(content)
         names[name] = path
