@@ -284,7 +284,7 @@ TEST(Render, ShowsAllThatWouldRun) {
       "sampling": {"temperature": 1, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1,
                    "frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {"5": 1.5},
                    "n": 1, "seed": 3, "max_tokens": 7, "min_tokens": 0, "stop": ["x"],
-                   "ignore_eos": false, "suppress_tokens": [0, 3, 4, 5]},
+                   "ignore_eos": false, "suppress_tokens": [0, 2, 3, 4, 5]},
       "thinking": {"mode": "on", "effort_requested": "low", "effort_used": "high"}})"));
 }
 
