@@ -555,7 +555,7 @@ TEST(ToolSupport, TellsWhoLoadsWhichModel) {
   EXPECT_EQ(Verdicts(config(hybrid, "fp4"), model(kOfficial, kNv, kFp8)), "no yes yes");
   EXPECT_EQ(Verdicts(config(hybrid, "fp4"), model(kOfficial, kNv, kBf16)), "no no no");
   EXPECT_EQ(Verdicts(config(modelopt, ""), model(kOfficial, kNv, kBf16)), "no unknown unknown");
-  EXPECT_EQ(Verdicts(config(ct, ""), model(kOfficial, kCt, kBf16)), "unknown unknown unknown");
+  EXPECT_EQ(Verdicts(config(ct, ""), model(kOfficial, kCt, kBf16)), "no unknown unknown");
   EXPECT_EQ(Verdicts(config("", ""), model(kOfficial, kBf16, kBf16)), "yes unknown unknown");
   EXPECT_EQ(Verdicts(config("", ""), model(kHf, kBf16, kBf16)), "no no no");
   EXPECT_EQ(Verdicts(config("", ""), model(NamingStyle::kLanguageModelOuter, kBf16, kBf16)),
