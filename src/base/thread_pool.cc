@@ -9,6 +9,7 @@
 
 #include "base/cgroup.h"
 #include "base/check.h"
+#include "base/memory_reserve.h"
 
 namespace halfbyte {
 namespace {
@@ -110,6 +111,7 @@ bool ThreadPool::TakePiece() {
 }
 
 void ThreadPool::WorkerMain() {
+  MarkEssentialThread();  // a loop cannot be given up in the middle
   uint32_t seen = 0;
   for (;;) {
     seen = AwaitLoopAfter(seen);

@@ -1,7 +1,6 @@
 #include "device/arena.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <new>
 #include <utility>
 
@@ -15,7 +14,9 @@ constexpr int64_t kMinBlock = int64_t{1} << 20;
 
 }  // namespace
 
-void Arena::Free::operator()(std::byte* data) const { std::free(data); }
+void Arena::Free::operator()(std::byte* data) const {
+  ::operator delete(data, std::align_val_t(kAlignment));
+}
 
 void* Arena::TakeBytes(int64_t bytes) {
   bytes = RoundUp(bytes, kAlignment);
@@ -33,8 +34,7 @@ void* Arena::TakeBytes(int64_t bytes) {
 }
 
 void Arena::AddBlock(int64_t bytes) {
-  void* data = std::aligned_alloc(kAlignment, static_cast<size_t>(bytes));
-  if (data == nullptr) throw std::bad_alloc();
+  void* data = ::operator new(static_cast<size_t>(bytes), std::align_val_t(kAlignment));
   std::unique_ptr<std::byte, Free> owner(static_cast<std::byte*>(data));
   blocks_.push_back({std::move(owner), bytes});
 }

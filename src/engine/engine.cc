@@ -5,10 +5,12 @@
 #include <condition_variable>
 #include <map>
 #include <mutex>
+#include <new>
 #include <thread>
 #include <utility>
 
 #include "base/check.h"
+#include "base/memory_reserve.h"
 #include "engine/engine_loop.h"
 
 namespace halfbyte {
@@ -140,10 +142,20 @@ class Engine::Thread {
                    .retry_after_seconds = retry_after};
   }
 
+  // Where the reserve for this thread does not suffice either, nothing is left to go on with.
+  Result<bool> Step() {
+    try {
+      return loop_->Step();
+    } catch (const std::bad_alloc&) {
+      return loop_->Die(Error{"memory ran out in a step", ErrorKind::kMemory});
+    }
+  }
+
   void Main() {
+    MarkEssentialThread();
     for (bool busy = true;;) {
       if (!TakeMail(busy)) break;
-      const auto stepped = loop_->Step();
+      const auto stepped = Step();
       busy = stepped.value_or(false);
       if (!stepped) {
         const std::lock_guard lock(mutex_);

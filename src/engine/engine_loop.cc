@@ -113,6 +113,11 @@ tl::unexpected<Error> EngineLoop::FailAll(EngineClock::time_point now) {
   return tl::unexpected<Error>(*death_);
 }
 
+tl::unexpected<Error> EngineLoop::Die(Error error) {
+  death_ = std::move(error);
+  return FailAll(EngineClock::now());
+}
+
 Result<bool> EngineLoop::Step() {
   if (death_) return FailAll(EngineClock::now());
   CancelExpired(EngineClock::now());
@@ -124,8 +129,7 @@ Result<bool> EngineLoop::Step() {
   NoteScheduled(plan, EngineClock::now());
   const auto logits = executor_->Run(plan);
   if (!logits) {
-    death_ = logits.error();
-    return FailAll(EngineClock::now());
+    return Die(logits.error());
   }
   const auto all_draws = DrawAll(plan, *logits);
   const EngineClock::time_point now = EngineClock::now();

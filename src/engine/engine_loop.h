@@ -36,6 +36,8 @@ class EngineLoop {
   // One step, deadlines first. False if no request is left. Error: the executor failed, now or
   // before; all requests have ended with that.
   Result<bool> Step();
+  // All requests end with this error, and every Step from now on.
+  tl::unexpected<Error> Die(Error error);
 
   // Of requests that have not ended.
   int64_t unfinished() const { return std::ssize(live_); }

@@ -42,6 +42,7 @@ class AnswerWriter {
   State state() const { return state_; }
   // kDone: the connection can serve another request.
   bool keep_alive() const { return framing_.keep_alive; }
+  bool begun() const { return started_; }  // something of the answer is on its way
   bool complete() const { return last_; }  // the reply has given everything
   int64_t sent() const { return sent_; }   // bytes
 

@@ -1,11 +1,13 @@
 #include "http/connection.h"
 
 #include <fmt/format.h>
+#include <sys/socket.h>
 
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/redirect_error.hpp>
+#include <new>
 
 #include "base/check.h"
 #include "http/client_socket.h"
@@ -19,6 +21,13 @@ using std::chrono::steady_clock;
 constexpr size_t kHeadRoom = 4 << 10;     // bytes read at once, of heads and early ones
 constexpr size_t kBodyRoom = 64 << 10;    // and of bodies
 constexpr size_t kEarlyBytes = 16 << 10;  // of next requests that are read while a reply runs
+
+// What a request gets that there is no memory for, not even for an answer.
+constexpr std::string_view kOutOfMemory =
+    "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
+    "Connection: close\r\nContent-Length: 104\r\n\r\n"
+    "{\"error\":{\"message\":\"no memory is left for this request\",\"type\":\"server_error\","
+    "\"code\":\"out_of_memory\"}}\n";
 
 }  // namespace
 
@@ -54,15 +63,22 @@ Task<void> Connection::Run() {
   thread_.Add(self);
   Next next = Next::kServe;
   while (next == Next::kServe && !rules_.stopping) {
-    if (welcome_ == Welcome::kServe) {
-      next = co_await ServeRequest();
-      // Who has sent many requests at once waits for its turn with each.
-      if (!buffer_.data().empty()) co_await asio::post(thread_.context(), kAwait);
-    } else {
-      next = co_await TurnAway();
+    try {
+      if (welcome_ == Welcome::kServe) {
+        next = co_await ServeRequest();
+        // Who has sent many requests at once waits for its turn with each.
+        if (!buffer_.data().empty()) co_await asio::post(thread_.context(), kAwait);
+      } else {
+        next = co_await TurnAway();
+      }
+    } catch (const std::bad_alloc&) {
+      next = GiveUpForMemory();
     }
   }
-  if (next == Next::kLinger) co_await Linger();
+  try {
+    if (next == Next::kLinger) co_await Linger();
+  } catch (const std::bad_alloc&) {  // the client may lose the answer
+  }
   error_code ignored;
   socket_.close(ignored);
   wake_target_->connection = nullptr;
@@ -218,7 +234,33 @@ bool Connection::answering() const {
                      writer_->state() == AnswerWriter::State::kBlocked);
 }
 
+// A request that memory is short for is answered, if nothing of its answer has been sent, and ends.
+Connection::Next Connection::GiveUpForMemory() {
+  const bool unanswered = !writer_ || !writer_->begun();
+  writer_.reset();
+  buffer_.Release();
+  if (!unanswered) return Next::kClose;
+  ::send(socket_.native_handle(), kOutOfMemory.data(), kOutOfMemory.size(),
+         MSG_NOSIGNAL | MSG_DONTWAIT);
+  return Next::kLinger;
+}
+
+// Runs a part of an answer that is not the coroutine's.
+template <class Work>
+void Connection::Pumping(const Work& work) {
+  try {
+    work();
+  } catch (const std::bad_alloc&) {
+    GiveUpForMemory();
+    socket_.cancel();  // the coroutine waits in vain for the client
+  }
+}
+
 void Connection::Pump() {
+  Pumping([this] { PumpOnce(); });
+}
+
+void Connection::PumpOnce() {
   woken_ = false;
   next_poll_ = steady_clock::now() + rules_.options.poll_interval;
   writer_->Poll(thread_.date());
@@ -243,7 +285,8 @@ void Connection::AfterSending() {
 
 void Connection::OnWritable() {
   if (!answering()) return;
-  writer_->Continue();
+  Pumping([this] { writer_->Continue(); });
+  if (!answering()) return;
   if (woken_ && writer_->state() == AnswerWriter::State::kWaiting) {
     Pump();
   } else {

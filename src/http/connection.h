@@ -67,7 +67,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Task<void> Linger();
 
   bool answering() const;
+  Next GiveUpForMemory();
+  template <class Work>
+  void Pumping(const Work& work);
   void Pump();
+  void PumpOnce();
   void AfterSending();
   void OnWritable();
   void Abandon();

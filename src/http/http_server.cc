@@ -6,6 +6,7 @@
 #include <boost/asio/post.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <future>
+#include <new>
 
 #include "base/log.h"
 #include "base/temporary_path.h"
@@ -107,15 +108,19 @@ Task<void> HttpServer::State::Accept(std::shared_ptr<Acceptor> acceptor) {
   for (size_t next = 0; acceptor->is_open(); next = (next + 1) % threads_.size()) {
     IoThread& thread = *threads_[next];
     error_code error, ignored;
-    Socket socket =
-        co_await acceptor->async_accept(thread.context(), asio::redirect_error(kAwait, error));
-    threads_[0]->DeliverWakes();
-    if (!error) {
-      Receive(thread, std::move(socket));
-    } else if (acceptor->is_open()) {
-      spdlog::warn("cannot accept a connection: {}", error.message());
-      pause.expires_after(kAcceptPause);
-      co_await pause.async_wait(asio::redirect_error(kAwait, ignored));
+    try {
+      Socket socket =
+          co_await acceptor->async_accept(thread.context(), asio::redirect_error(kAwait, error));
+      threads_[0]->DeliverWakes();
+      if (!error) {
+        Receive(thread, std::move(socket));
+      } else if (acceptor->is_open()) {
+        spdlog::warn("cannot accept a connection: {}", error.message());
+        pause.expires_after(kAcceptPause);
+        co_await pause.async_wait(asio::redirect_error(kAwait, ignored));
+      }
+    } catch (const std::bad_alloc&) {  // the connection is closed; the next may find memory
+      std::this_thread::sleep_for(milliseconds(1));
     }
   }
 }

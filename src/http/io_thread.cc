@@ -15,10 +15,14 @@ IoThread::IoThread(std::chrono::milliseconds tick)
       std::make_shared<WakeQueue>([this] { asio::post(context_, [this] { DeliverWakes(); }); });
   UpdateDate();
   asio::co_spawn(context_, Tick(), EndProgramIfThrown);
-  thread_ = std::thread([this] { context_.run(); });
+  thread_ = std::thread([this] {
+    while (!context_.stopped()) UnlessMemoryIsShort([this] { context_.run(); });
+  });
 }
 
-IoThread::~IoThread() = default;
+IoThread::~IoThread() {
+  if (thread_.joinable()) Join();
+}
 
 void IoThread::Join() {
   asio::post(context_, [this] {
@@ -32,9 +36,13 @@ void IoThread::Join() {
 Task<void> IoThread::Tick() {
   while (work_.owns_work()) {
     boost::system::error_code cancelled;
-    timer_.expires_after(tick_);
-    co_await timer_.async_wait(asio::redirect_error(kAwait, cancelled));
-    UpdateDate();
+    try {
+      timer_.expires_after(tick_);
+      co_await timer_.async_wait(asio::redirect_error(kAwait, cancelled));
+      UpdateDate();
+    } catch (const std::bad_alloc&) {  // comes round again
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
     const auto now = std::chrono::steady_clock::now();
     for (const auto& connection : connections_) connection->OnTick(now);
   }

@@ -13,6 +13,7 @@
 #include <ctime>
 #include <exception>
 #include <memory>
+#include <new>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -29,16 +30,31 @@ using Timer = asio::steady_timer::rebind_executor<Executor>::other;
 template <class T>
 using Task = asio::awaitable<T, Executor>;
 inline constexpr asio::use_awaitable_t<Executor> kAwait;
-// Completes a coroutine: none of ours, and no handler, throws.
+// Completes a coroutine. None of ours, and no handler, throws, but where memory is short: then what
+// the coroutine did is given up.
 inline void EndProgramIfThrown(const std::exception_ptr& thrown) {
-  if (thrown) std::rethrow_exception(thrown);
+  if (!thrown) return;
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const std::bad_alloc&) {
+  }
+}
+
+// Runs work that comes round again. Where memory is short it waits for others to give some back.
+template <class Work>
+void UnlessMemoryIsShort(const Work& work) {
+  try {
+    work();
+  } catch (const std::bad_alloc&) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 class IoThread {
  public:
   // Connections hear the time every `tick`.
   explicit IoThread(std::chrono::milliseconds tick);
-  ~IoThread();  // Join was called
+  ~IoThread();  // as Join, unless that was called
 
   asio::io_context& context() { return context_; }
   // From another thread: ends with the last connection. Wakes do nothing afterwards.

@@ -12,14 +12,20 @@ Wake WakeQueue::MakeWake(std::shared_ptr<Target> target) {
 void WakeQueue::Mark(const std::shared_ptr<Target>& target) {
   if (target->waiting.exchange(true)) return;
   const std::lock_guard lock(mutex_);
-  if (signal_) targets_.push_back(target);
+  if (!signal_) return;
+  try {
+    targets_.push_back(target);
+  } catch (...) {
+    target->waiting = false;
+    throw;
+  }
 }
 
 void WakeQueue::Signal() {
   const std::lock_guard lock(mutex_);
   if (!signal_ || targets_.empty() || signalled_) return;
-  signalled_ = true;
   signal_();
+  signalled_ = true;
 }
 
 std::vector<std::shared_ptr<WakeQueue::Target>> WakeQueue::Take() {

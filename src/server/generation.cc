@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <new>
 #include <set>
 #include <utility>
 #include <variant>
@@ -77,6 +78,14 @@ class Job {
     }
     if (submitted.error().status != 400) context_.metrics.CountRejection(submitted.error().code);
     handover.result.emplace(ErrorResponse(submitted.error()));
+  }
+
+  // After Run has thrown: what it took is free again.
+  void FailForMemory(Handover& handover) {
+    const ApiError error = OutOfMemory();
+    context_.metrics.CountRejection(error.code);
+    const std::lock_guard lock(handover.mutex);
+    if (!handover.result) handover.result.emplace(ErrorResponse(error));
   }
 
  private:
@@ -369,12 +378,23 @@ std::unique_ptr<HttpReply> Generate(const GenerationContext& context, WorkPool& 
   const auto job =
       std::make_shared<Job>(context, client, chat, std::move(request), std::move(call), mailbox);
   const bool posted = pool.TryPost(client, [job, handover, wake] {
-    job->Run(*handover);
+    try {
+      job->Run(*handover);
+    } catch (const std::bad_alloc&) {
+      job->FailForMemory(*handover);
+    }
     wake();
   });
   if (!posted) return refuse(PoolIsFull(context.overload_status));
   return std::make_unique<GenerationReply>(context, handover, mailbox, pool, client,
                                            std::move(wake), tell_times);
+}
+
+ApiError OutOfMemory() {
+  return {.status = 503,
+          .code = "out_of_memory",
+          .message = "the server has no memory left for this request; send a smaller one, or later",
+          .retry_after_seconds = 1};
 }
 
 ApiError PoolIsFull(int overload_status) {
@@ -390,7 +410,12 @@ std::unique_ptr<HttpReply> AnswerOnPool(WorkPool& pool, ClientId client,
   const auto slot = std::make_shared<PooledReply::Slot>();
   const bool posted = pool.TryPost(client, [slot, work = std::move(work), wake = std::move(wake)] {
     if (slot->gone.stop_requested()) return;
-    HttpResponse response = work(slot->gone.get_token());
+    HttpResponse response;
+    try {
+      response = work(slot->gone.get_token());
+    } catch (const std::bad_alloc&) {
+      response = ErrorResponse(OutOfMemory());
+    }
     {
       const std::lock_guard lock(slot->mutex);
       slot->response = std::move(response);

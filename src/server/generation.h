@@ -45,6 +45,9 @@ std::unique_ptr<HttpReply> Generate(const GenerationContext& context, WorkPool& 
                                     ClientId client, bool chat, HttpRequest request, Wake wake,
                                     std::shared_ptr<CallRecord> call);
 
+// The answer for a request that memory is short for.
+ApiError OutOfMemory();
+
 // The answer for a pool that is full.
 ApiError PoolIsFull(int overload_status);
 

@@ -6,12 +6,15 @@
 #include <algorithm>
 #include <cstdlib>
 #include <future>
+#include <new>
 #include <optional>
+#include <system_error>
 #include <utility>
 
 #include "base/line_writer.h"
 #include "base/log.h"
 #include "base/mapped_file.h"
+#include "base/memory_reserve.h"
 #include "base/temporary_path.h"
 #include "server/process_limits.h"
 #include "server/service_manager.h"
@@ -25,6 +28,7 @@ using Loaded = Result<ServedModel>;
 // Engine, two that read bodies, two that write lines, one that loads, one to spare.
 constexpr int kOtherThreads = 7;
 constexpr size_t kLeastKeyBytes = 20;
+constexpr int64_t kReservedBytes = 8 << 20;
 constexpr auto kTick = std::chrono::milliseconds(100);
 constexpr auto kReportEvery = std::chrono::seconds(10);
 constexpr auto kLastAnswers = std::chrono::seconds(2);       // to be sent, once all is done
@@ -52,6 +56,23 @@ int WaitForSignal(const sigset_t& signals) {
   return std::max(0, ::sigtimedwait(&signals, nullptr, &tick));
 }
 
+// work()'s result, or an error where memory or threads could not be had.
+template <class Work>
+auto OrOutOfMemory(const Work& work) -> decltype(work()) {
+  try {
+    return work();
+  } catch (const std::bad_alloc&) {
+    return MakeError(ErrorKind::kMemory,
+                     "memory ran out while the server started: raise the limit (ulimit -v, the "
+                     "control group), or give a smaller --max-num-batched-tokens or fewer "
+                     "--threads");
+  } catch (const std::system_error& error) {
+    return MakeError(ErrorKind::kMemory,
+                     "a thread could not be started: {}: raise the limit (ulimit -u, ulimit -v)",
+                     error.what());
+  }
+}
+
 bool IsLoopback(const HttpOptions& http) {
   return !http.unix_path.empty() || http.host == "localhost" || http.host == "::1" ||
          http.host.starts_with("127.");
@@ -75,9 +96,11 @@ class Supervisor {
  public:
   Supervisor(const ServeOptions& options, Service& service, HttpServer& server)
       : options_(options), service_(service), server_(server) {
-    loading_ = std::async(std::launch::async, [this] {
-      return LoadServedModel(options_.load, [this](const ProgressReport& progress) {
-        service_.lifecycle().SetProgress(progress);
+    loading_ = std::async(std::launch::async, [this]() -> Loaded {
+      return OrOutOfMemory([this] {
+        return LoadServedModel(options_.load, [this](const ProgressReport& progress) {
+          service_.lifecycle().SetProgress(progress);
+        });
       });
     });
   }
@@ -85,6 +108,11 @@ class Supervisor {
   ServeResult Run(const sigset_t& signals) {
     for (;;) {
       TakeSignal(WaitForSignal(signals));
+      // Not there: requests are refused, which gives memory back.
+      const bool enough = MemoryReserve::Refill();
+      if (std::exchange(enough_memory_, enough) != enough) {
+        spdlog::warn(enough ? "memory suffices again" : "memory is short: requests are refused");
+      }
       if (auto end = Tick(Clock::now())) return *std::move(end);
     }
   }
@@ -128,9 +156,8 @@ class Supervisor {
     }
     Loaded model = loading_.get();
     if (!model) return LoadingFailed(model.error());
-    if (const Status started = service_.Start(*std::move(model)); !started) {
-      return LoadingFailed(started.error());
-    }
+    const Status started = OrOutOfMemory([&] { return service_.Start(*std::move(model)); });
+    if (!started) return LoadingFailed(started.error());
     stdout_.Write(fmt::format("halfbyte ready {}\n", server_.addresses().front()));
     NotifyServiceManager("READY=1");
     return std::nullopt;
@@ -222,6 +249,7 @@ class Supervisor {
   std::optional<Clock::time_point> stop_by_;  // draining
   int64_t cut_ = 0;                           // requests that the drain did not wait for
   LineWriter stdout_{STDOUT_FILENO};
+  bool enough_memory_ = true;
   Clock::time_point reported_ = Clock::now();
   EngineStatistics summarized_;
 };
@@ -266,18 +294,18 @@ std::vector<std::string> Contradictions(const ServeOptions& options) {
   return found;
 }
 
-ServeResult Serve(const ServeOptions& options) {
+Result<ServeResult> ServeUntilTheEnd(const ServeOptions& options) {
   const sigset_t signals = BlockSignals();
   HttpOptions http = options.http;
   if (const Status fits = FitToOpenFiles(http); !fits)
-    return {ServeEnd::kBind, fits.error().message};
+    return ServeResult{ServeEnd::kBind, fits.error().message};
   const int threads = http.io_threads + options.load.threads + kOtherThreads;
   if (const Status enough = CheckThreads(threads); !enough) {
-    return {ServeEnd::kMemory, enough.error().message};
+    return ServeResult{ServeEnd::kMemory, enough.error().message};
   }
   ReadZerosWhereAMappedFileIsTruncated();
   auto keys = ApiKeys::Create(options.api_keys, options.api_key_file);
-  if (!keys) return {ServeEnd::kBind, keys.error().message};
+  if (!keys) return ServeResult{ServeEnd::kBind, keys.error().message};
   if ((*keys)->shortest() < kLeastKeyBytes) {
     spdlog::warn("an API key has only {} characters and may be guessed; take {} random ones",
                  (*keys)->shortest(), kLeastKeyBytes);
@@ -292,10 +320,20 @@ ServeResult Serve(const ServeOptions& options) {
   service_options.allowed_hosts.push_back(options.http.host);
   Service service(std::move(service_options), Announce(options.load), *std::move(keys));
   auto server = Listen(http, service, signals);
-  if (!server) return {ServeEnd::kBind, server.error().message};
+  if (!server) return ServeResult{ServeEnd::kBind, server.error().message};
   for (const std::string& address : (*server)->addresses())
     spdlog::info("listening on {}", address);
   return Supervisor(options, service, **server).Run(signals);
+}
+
+ServeResult Serve(const ServeOptions& options) {
+  MarkEssentialThread();
+  if (!MemoryReserve::Install(kReservedBytes)) {
+    return {ServeEnd::kMemory, "there is no memory to start with: raise the limit (ulimit -v)"};
+  }
+  const auto result = OrOutOfMemory([&] { return ServeUntilTheEnd(options); });
+  if (!result) return {ServeEnd::kMemory, result.error().message};
+  return *result;
 }
 
 }  // namespace halfbyte

@@ -4,13 +4,19 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <exception>
+#include <new>
 #include <utility>
 
 namespace halfbyte {
 
 WorkPool::WorkPool(int threads, size_t max_queued)
     : max_queued_(max_queued), most_running_(static_cast<size_t>(std::max(1, threads - 1))) {
-  for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { Main(); });
+  try {
+    for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { Main(); });
+  } catch (const std::exception&) {  // a limit on threads or memory: fewer do the same work
+    if (threads_.empty()) throw;
+  }
 }
 
 WorkPool::~WorkPool() {
@@ -57,7 +63,10 @@ void WorkPool::Main() {
     if (!lane.waiting.empty()) turns_.push_back(*client);
     ++lane.running;
     lock.unlock();
-    job();
+    try {
+      job();
+    } catch (const std::bad_alloc&) {  // it has said so to whom it concerns
+    }
     job = nullptr;  // what it holds goes here, not under the lock
     lock.lock();
     --lane.running;
