@@ -21,7 +21,9 @@
 #include "base/json.h"
 #include "base/line_writer.h"
 #include "base/mapped_file.h"
+#include "base/memory_limited_child.h"
 #include "base/memory_plan.h"
+#include "base/memory_reserve.h"
 #include "base/memory_usage.h"
 #include "base/nearest_name.h"
 #include "base/output_file.h"
@@ -226,6 +228,31 @@ TEST(AvailableMemory, IsWhatTheTightestBoundLeaves) {
       << available.resident->where;
   EXPECT_EQ(available.ForEachOf(4).resident->bytes, 1250);
 }
+
+#if HALFBYTE_CAN_LIMIT_MEMORY
+TEST(MemoryReserve, IsThereForEssentialThreadsWhereOthersFail) {
+  constexpr int64_t kReserve = 32 << 20;
+  test::ExpectWithin({.private_bytes = kReserve + (8 << 20), .resident_bytes = 64 << 20},
+                     []() -> std::string {
+                       if (MemoryReserve::given_up()) return "given up before it was installed";
+                       if (!MemoryReserve::Install(kReserve)) return "not installed";
+                       const auto can_have = [] {
+                         try {
+                           return !std::vector<char>(24 << 20).empty();
+                         } catch (const std::bad_alloc&) {
+                           return false;
+                         }
+                       };
+                       if (can_have()) return "the limit is not kept";
+                       if (MemoryReserve::given_up()) return "given up for nobody";
+                       MarkEssentialThread();
+                       if (!can_have()) return "no reserve";
+                       if (!MemoryReserve::given_up()) return "still there";
+                       if (!MemoryReserve::Refill()) return "not put aside again";
+                       return can_have() ? "" : "no reserve the second time";
+                     });
+}
+#endif
 
 TEST(MemoryPlan, SaysWhatItNeedsOfWhatAndWhatThereIs) {
   MemoryPlan plan;

@@ -28,7 +28,7 @@ bool MemoryReserve::Install(int64_t bytes) {
 }
 
 bool MemoryReserve::Refill() {
-  if (there()) return true;
+  if (reserve != nullptr) return true;
   void* memory = ::mmap(nullptr, reserve_bytes, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) return false;
@@ -36,7 +36,9 @@ bool MemoryReserve::Refill() {
   return true;
 }
 
-bool MemoryReserve::there() { return reserve.load(std::memory_order_relaxed) != nullptr; }
+bool MemoryReserve::given_up() {
+  return reserve_bytes > 0 && reserve.load(std::memory_order_relaxed) == nullptr;
+}
 
 void MarkEssentialThread() { essential = true; }
 

@@ -17,8 +17,8 @@ class MemoryReserve {
   // Puts memory aside again if it was given up. False if there is none: what takes memory and can
   // wait should.
   static bool Refill();
-  // What Refill said last, or whether the reserve has been given up since.
-  static bool there();
+  // Whether the reserve is given up, and memory short.
+  static bool given_up();
 };
 
 // The calling thread is one of those, from now on.

@@ -1,5 +1,6 @@
 #include "server/serve.h"
 
+#include <malloc.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -11,6 +12,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/available_memory.h"
 #include "base/line_writer.h"
 #include "base/log.h"
 #include "base/mapped_file.h"
@@ -331,6 +333,8 @@ ServeResult Serve(const ServeOptions& options) {
   if (!MemoryReserve::Install(kReservedBytes)) {
     return {ServeEnd::kMemory, "there is no memory to start with: raise the limit (ulimit -v)"};
   }
+  // Every thread's heap of its own reserves 64 MiB of addresses, which such a limit counts.
+  if (ReadAvailableMemory().addresses) ::mallopt(M_ARENA_MAX, 2);
   const auto result = OrOutOfMemory([&] { return ServeUntilTheEnd(options); });
   if (!result) return {ServeEnd::kMemory, result.error().message};
   return *result;

@@ -4,6 +4,7 @@
 #include <pcre2.h>
 
 #include <algorithm>
+#include <new>
 #include <string>
 
 #include "base/check.h"
@@ -39,13 +40,18 @@ RegexScratch::RegexScratch()
     : data_(pcre2_match_data_create(1, nullptr)),
       context_(pcre2_match_context_create(nullptr)),
       stack_(pcre2_jit_stack_create(kJitStackStart, kJitStackMax, nullptr)) {
-  HB_CHECK(data_ != nullptr && context_ != nullptr, "out of memory");
+  if (data_ == nullptr || context_ == nullptr) {
+    Free();
+    throw std::bad_alloc();
+  }
   pcre2_set_heap_limit(context_, kHeapLimitKib);
   // Without JIT support in PCRE2 there is no stack, and the interpreter runs.
   if (stack_ != nullptr) pcre2_jit_stack_assign(context_, nullptr, stack_);
 }
 
-RegexScratch::~RegexScratch() {
+RegexScratch::~RegexScratch() { Free(); }
+
+void RegexScratch::Free() {
   pcre2_match_data_free(data_);
   pcre2_match_context_free(context_);
   pcre2_jit_stack_free(stack_);
@@ -55,7 +61,7 @@ void Regex::Free::operator()(pcre2_real_code_8* code) const { pcre2_code_free(co
 
 Result<Regex> Regex::CompileNative(std::string_view pattern, unsigned options) {
   pcre2_compile_context* context = pcre2_compile_context_create(nullptr);
-  HB_CHECK(context != nullptr, "out of memory");
+  if (context == nullptr) throw std::bad_alloc();
   pcre2_set_newline(context, PCRE2_NEWLINE_LF);
   pcre2_set_parens_nest_limit(context, 64);
   int error = 0;
@@ -92,6 +98,7 @@ Result<std::optional<RegexMatch>> Regex::Find(std::string_view subject, size_t f
   const int count = pcre2_match(code_.get(), Units(subject), subject.size(), from,
                                 PCRE2_NO_UTF_CHECK, scratch->data_, scratch->context_);
   if (count == PCRE2_ERROR_NOMATCH) return std::nullopt;
+  if (count == PCRE2_ERROR_NOMEMORY) throw std::bad_alloc();
   if (count < 0) return MakeError("stops at byte {} of its input: {}", from, Message(count));
   const PCRE2_SIZE* range = pcre2_get_ovector_pointer(scratch->data_);
   HB_CHECK(from <= range[0] && range[0] <= range[1] && range[1] <= subject.size(), "match {}..{}",

@@ -31,6 +31,7 @@ class RegexScratch {
 
  private:
   friend class Regex;
+  void Free();
   pcre2_real_match_data_8* data_;
   pcre2_real_match_context_8* context_;
   pcre2_real_jit_stack_8* stack_;
