@@ -224,6 +224,7 @@ TEST_F(MoeAbiCuda, WhatOthersDidWrongBeforeIsNoFaultOfTheCall) {
 // In a process of its own, whose GPU is of no use afterwards.
 TEST_F(MoeAbiCuda, AKernelThatFailedEarlierIsNotAnArgumentsFault) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
+  ::unsetenv("HALFBYTE_CUDA_CHECK");  // or the launch itself would tell
   const auto run_after_fault = [&] {
     const CapiWeights weights(WeightFormat::kNvfp4, kShape);
     const LayerHandle layer = Create(weights, "w4a16");
@@ -244,6 +245,7 @@ TEST_F(MoeAbiCuda, AKernelThatFailedEarlierIsNotAnArgumentsFault) {
 }
 
 TEST_F(MoeAbiCuda, ASecondStreamOnAWorkspaceAtWorkIsRefused) {  // R94
+  if (std::getenv("HALFBYTE_CUDA_CHECK") != nullptr) GTEST_SKIP() << "no call leaves work behind";
   const CapiWeights weights(WeightFormat::kNvfp4, kShape);
   const LayerHandle layer = Create(weights, "w4a16");
   const WorkspaceHandle workspace = CreateWorkspace(layer, 64);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <latch>
+#include <limits>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -16,6 +17,10 @@ namespace {
 constexpr int64_t kLeastFiles = 48;
 // Besides connections: those being turned away, files of the model, our own.
 constexpr int64_t kOtherFiles = 320;
+// Of the body that a thread of the pool is reading: its text, the tree, ids of tokens, the answer.
+constexpr int64_t kReaders = 2;
+constexpr int64_t kBytesPerBodyByte = 8;
+constexpr int64_t kLeastBody = 64 << 10;
 
 }  // namespace
 
@@ -38,6 +43,24 @@ Status FitToOpenFiles(HttpOptions& http) {
     http.max_connections = most;
   }
   return {};
+}
+
+int64_t FitToMemory(HttpOptions& http, const AvailableMemory& available) {
+  const auto bodies = [&] { return std::max(http.max_bodies_bytes, http.max_body_bytes); };
+  const auto all = [&] { return bodies() + kReaders * kBytesPerBodyByte * http.max_body_bytes; };
+  int64_t most = std::numeric_limits<int64_t>::max();
+  for (const auto& bound : {available.resident, available.addresses}) {
+    if (bound) most = std::min(most, bound->bytes / 4);
+  }
+  if (all() <= most) return all();
+  http.max_bodies_bytes = std::min(http.max_bodies_bytes, most / 2);
+  const int64_t body = std::max(kLeastBody, most / 2 / (kReaders * kBytesPerBodyByte));
+  if (body < http.max_body_bytes) {
+    spdlog::warn("--max-request-bytes {} is lowered to {}: requests get a quarter of the memory",
+                 http.max_body_bytes, body);
+    http.max_body_bytes = body;
+  }
+  return all();
 }
 
 Status CheckThreads(int count) {

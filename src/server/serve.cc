@@ -96,11 +96,12 @@ Result<std::unique_ptr<HttpServer>> Listen(const HttpOptions& options, HttpHandl
 // What runs from the first to the last tick.
 class Supervisor {
  public:
-  Supervisor(const ServeOptions& options, Service& service, HttpServer& server)
-      : options_(options), service_(service), server_(server) {
+  Supervisor(const ServeOptions& options, const ServedModelOptions& load, Service& service,
+             HttpServer& server)
+      : options_(options), load_(load), service_(service), server_(server) {
     loading_ = std::async(std::launch::async, [this]() -> Loaded {
       return OrOutOfMemory([this] {
-        return LoadServedModel(options_.load, [this](const ProgressReport& progress) {
+        return LoadServedModel(load_, [this](const ProgressReport& progress) {
           service_.lifecycle().SetProgress(progress);
         });
       });
@@ -245,6 +246,7 @@ class Supervisor {
   }
 
   const ServeOptions& options_;
+  const ServedModelOptions& load_;  // fitted to the memory there is
   Service& service_;
   HttpServer& server_;
   std::future<Loaded> loading_;               // valid until its result is taken
@@ -301,6 +303,8 @@ Result<ServeResult> ServeUntilTheEnd(const ServeOptions& options) {
   HttpOptions http = options.http;
   if (const Status fits = FitToOpenFiles(http); !fits)
     return ServeResult{ServeEnd::kBind, fits.error().message};
+  ServedModelOptions load = options.load;
+  load.request_bytes = FitToMemory(http, ReadAvailableMemory());
   const int threads = http.io_threads + options.load.threads + kOtherThreads;
   if (const Status enough = CheckThreads(threads); !enough) {
     return ServeResult{ServeEnd::kMemory, enough.error().message};
@@ -325,7 +329,7 @@ Result<ServeResult> ServeUntilTheEnd(const ServeOptions& options) {
   if (!server) return ServeResult{ServeEnd::kBind, server.error().message};
   for (const std::string& address : (*server)->addresses())
     spdlog::info("listening on {}", address);
-  return Supervisor(options, service, **server).Run(signals);
+  return Supervisor(options, load, service, **server).Run(signals);
 }
 
 ServeResult Serve(const ServeOptions& options) {
