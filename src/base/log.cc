@@ -103,6 +103,7 @@ void InitLogging() {
 }
 
 void InitServiceLogging(spdlog::level::level_enum level, bool json) {
+  ServiceLog();  // its thread starts now: what it lacks is told before there is something to log
   const bool coloured = std::getenv("NO_COLOR") == nullptr && ::isatty(STDERR_FILENO) == 1;
   spdlog::set_default_logger(
       std::make_shared<spdlog::logger>("halfbyte", std::make_shared<ServiceSink>(coloured)));

@@ -147,7 +147,7 @@ Result<Checkpoint> Checkpoint::OpenWithFindings(const fs::path& directory, Findi
                             "stale file: the index does not mention it, so it is ignored"});
       }
     }
-    return checkpoint;
+    return WithItsMemory(std::move(checkpoint));
   }
   const auto single = std::find_if(paths.begin(), paths.end(), [](const fs::path& path) {
     return path.filename() == kSingleName;
@@ -164,6 +164,12 @@ Result<Checkpoint> Checkpoint::OpenWithFindings(const fs::path& directory, Findi
     return MakeError("{}: no {} and no *.safetensors file", directory.string(), kIndexName);
   }
   checkpoint.OpenPlain(paths, findings);
+  return WithItsMemory(std::move(checkpoint));
+}
+
+// What could not be mapped for want of memory is no fault of its file.
+Result<Checkpoint> Checkpoint::WithItsMemory(Checkpoint checkpoint) {
+  if (checkpoint.no_memory_) return tl::unexpected<Error>(*std::move(checkpoint.no_memory_));
   return checkpoint;
 }
 
@@ -239,6 +245,7 @@ void Checkpoint::OpenPlain(const std::vector<fs::path>& paths, Findings& finding
 const SafetensorsFile* Checkpoint::OpenFile(const fs::path& path, Findings& findings) {
   Result<SafetensorsFile> file = SafetensorsFile::Open(path);
   if (!file) {
+    if (file.error().kind == ErrorKind::kMemory) no_memory_ = file.error();
     AddFileError(findings, path, file.error());
     return nullptr;
   }

@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
@@ -33,7 +34,8 @@ class Checkpoint {
   static Result<Checkpoint> Open(const std::filesystem::path& directory);
 
   // Opens what can be opened and appends every problem to `findings`. Fails only if there is
-  // nothing to look at (no such directory, no safetensors file in it).
+  // nothing to look at (no such directory, no safetensors file in it), or no memory to look
+  // (kMemory).
   static Result<Checkpoint> OpenWithFindings(const std::filesystem::path& directory,
                                              Findings& findings);
 
@@ -55,6 +57,7 @@ class Checkpoint {
 
  private:
   explicit Checkpoint(std::filesystem::path directory) : directory_(std::move(directory)) {}
+  static Result<Checkpoint> WithItsMemory(Checkpoint checkpoint);
   Status OpenIndexed(const std::filesystem::path& index, Findings& findings);
   // Null, with a finding, if there is no such shard or it cannot be read.
   const SafetensorsFile* OpenShard(const std::string& name,
@@ -67,6 +70,7 @@ class Checkpoint {
   std::filesystem::path directory_;
   bool has_index_ = false;
   bool complete_ = true;
+  std::optional<Error> no_memory_;  // of a file that could not be mapped
   std::vector<std::string> unread_;
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
   std::vector<CheckpointTensor> tensors_;

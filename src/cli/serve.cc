@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -292,7 +293,14 @@ ExitCode RunServe(CLI::App& command, ServeFlags& flags) {
     PrintJson(FlagValues(command, kSecretFlags));
     return ExitCode::kOk;
   }
-  InitServiceLogging(spdlog::level::from_str(flags.log_level), flags.log_format == "json");
+  try {
+    InitServiceLogging(spdlog::level::from_str(flags.log_level), flags.log_format == "json");
+  } catch (const std::system_error& error) {
+    PrintFailure(command, {fmt::format("the thread of the log cannot be started: {}: raise the "
+                                       "limit (ulimit -u, ulimit -v)",
+                                       error.code().message())});
+    return static_cast<ExitCode>(ServeEnd::kMemory);
+  }
   NoteForeignFlags(flags);
   const ServeResult result = Serve(options);
   if (!result.message.empty()) WriteToLog(FailureLine(command, {result.message}));
