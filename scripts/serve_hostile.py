@@ -87,8 +87,8 @@ def polite(arguments, url, seconds):
     return subprocess.Popen(
         [str(arguments.program), "bench", "serve", "--url", url, "--concurrency", str(POLITE),
          "--requests", str(POLITE * max(1, int(seconds / (tokens * 0.011)))), "--max-tokens",
-         str(tokens), "--prompts", "1", "--probe-live", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, cwd=ROOT)
+         str(tokens), "--prompts", "1", "--probe-live", "--json"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
 
 
 def figures(bench):

@@ -440,7 +440,8 @@ CASES = [
                    "--concurrency", "1,4", "--max-tokens", "8"], 0,
          stdout="(?s)1 clients: .*32 of 32 requests complete.*4 clients: .*chunk delay"),
     Case("bench", ["bench", "moe", "--shape", "1048576,1048576,65536,1", "--tokens", "1"], FAILED,
-         r"^halfbyte bench moe: the bench needs memory of .*\(65536 experts .*\), but .*B are free .*; .*--shape"),
+         r"^halfbyte bench moe: the bench needs memory of .*\(65536 experts .*\), "
+         r"but .*B are free .*; .*--shape"),
     Case("bench", ["bench", "moe", "--shape", "64,32,8,2", "--tokens", "1,3", "--json"], 0,
          stdout='"read_gb_per_s": [0-9]'),
     Case("bench", ["bench", "moe", "--shape", "64,32,8,2", "--tokens", "2", "--arithmetic",

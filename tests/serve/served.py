@@ -35,7 +35,10 @@ def until(condition, what):
 
 
 class Server:
-    """Started with `flags`; ready when made, unless `wait` is false. `stderr`: instead of a file."""
+    """Started with `flags`; ready when made, unless `wait` is false.
+
+    `stderr`: instead of a file.
+    """
 
     count = 0
 
