@@ -286,8 +286,7 @@ void Connection::AfterSending() {
 void Connection::OnWritable() {
   if (!answering()) return;
   Pumping([this] { writer_->Continue(); });
-  if (!answering()) return;
-  if (woken_ && writer_->state() == AnswerWriter::State::kWaiting) {
+  if (woken_ && writer_ && writer_->state() == AnswerWriter::State::kWaiting) {
     Pump();
   } else {
     AfterSending();
