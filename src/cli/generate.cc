@@ -1,4 +1,5 @@
 // halfbyte generate MODEL_DIR (--prompt TEXT | --chat TEXT | --ids FILE): see docs/generate.md.
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -208,8 +209,11 @@ Result<ExitCode> RunGenerate(const GenerateFlags& flags, Communicator& ranks) {
   HB_ASSIGN_OR_RETURN(OpenedModel opened, OpenModel(flags.model, ranks));
   HB_ASSIGN_OR_RETURN(request.max_tokens,
                       MostTokens(flags, defaults, opened, ranks, std::ssize(request.prompt)));
-  const int64_t tokens = request.max_tokens ? std::ssize(request.prompt) + *request.max_tokens
-                                            : opened.checkpoint.config().max_position_embeddings;
+  // Beyond the context is for Generate to refuse.
+  const int64_t context = opened.checkpoint.config().max_position_embeddings;
+  const int64_t tokens =
+      std::min(context, std::ssize(request.prompt) +
+                            std::min(context, request.max_tokens.value_or(context)));
   HB_ASSIGN_OR_RETURN(const LoadedModel model,
                       LoadModel(std::move(opened), flags.model,
                                 {.context_tokens = tokens, .context_flag = "--max-tokens"}));
