@@ -184,7 +184,7 @@ TEST(MoeBench, CountsTheBytesAndOperationsOfItsRouting) {
   for (const MoeBenchRow& row : report->rows) {
     EXPECT_EQ(row.weight_bytes, (row.tokens == 1 ? 3 : 8) * expert_bytes);
     EXPECT_EQ(row.flops, row.tokens * 3 * 2 * 3 * 64 * 32);
-    EXPECT_GE(row.steps, 3);
+    EXPECT_GE(row.steps, 1);
     EXPECT_GT(row.layer_us, 0);
     EXPECT_GT(row.read_share, 0);
   }
