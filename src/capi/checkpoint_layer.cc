@@ -1,4 +1,5 @@
 #include "capi/moe_handles.h"
+#include "model/checkpoint_weights.h"
 
 namespace halfbyte {
 
@@ -25,7 +26,7 @@ Result<std::unique_ptr<halfbyte_moe_layer>> LayerFromCheckpoint(const char* dire
   HB_ASSIGN_OR_RETURN(const ExpertPlacement placement, options.Placement(config.routed_experts));
   HB_ASSIGN_OR_RETURN(
       RoutedLayerParts parts,
-      RoutedLayerParts::Load(WeightLoader(*checkpoint), layer, options.routed, placement));
+      RoutedLayerParts::Load(CheckpointWeights(*checkpoint), layer, options.routed, placement));
   HB_ASSIGN_OR_RETURN(auto handle, LayerFromParts(std::move(parts), options));
   handle->checkpoint = std::move(checkpoint);
   return handle;

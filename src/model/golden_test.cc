@@ -74,17 +74,23 @@ void ExpectNear(const std::string& what, MatrixView<const float> value,
                               << expected[static_cast<size_t>(at)];
 }
 
-class CompareLayers : public LayerProbe {
+class CompareLayers : public LayerObserver {
  public:
   explicit CompareLayers(const Golden& golden) : golden_(golden) {}
 
-  void OnLayer(int64_t layer, MatrixView<const float> attention, MatrixView<const float> moe,
-               const Routing& routing, MatrixView<const float> streams) override {
+  void OnLayer(const ModelOps& ops, int64_t layer, Rows attention, Rows moe,
+               const ModelOps::Choice& choice, Rows streams) override {
     const std::string prefix = fmt::format("layer.{}.", layer);
-    ExpectNear(prefix + "attention", attention, golden_.Floats(prefix + "attention"));
-    ExpectNear(prefix + "moe", moe, golden_.Floats(prefix + "moe"));
-    ExpectNear(prefix + "streams", streams, golden_.Floats(prefix + "streams"), kStreamsTolerance);
-    CompareRouting(prefix, routing);
+    const auto expect = [&](const std::string& what, Rows rows, float tolerance) {
+      const std::vector<float> values = ops.Read(rows);
+      ExpectNear(prefix + what, {values.data(), std::ssize(values) / rows.columns, rows.columns},
+                 golden_.Floats(prefix + what), tolerance);
+    };
+    expect("attention", attention, kTolerance);
+    expect("moe", moe, kTolerance);
+    expect("streams", streams, kStreamsTolerance);
+    CompareRouting(prefix, ops.Read(choice.experts), ops.Read(choice.weights),
+                   choice.experts.columns);
     ++layers_seen;
   }
 
@@ -92,18 +98,19 @@ class CompareLayers : public LayerProbe {
 
  private:
   // The same experts with the same weights; their order is a matter of taste.
-  void CompareRouting(const std::string& prefix, const Routing& routing) {
+  void CompareRouting(const std::string& prefix, const std::vector<float>& experts,
+                      const std::vector<float>& weights, int64_t k) {
     const TensorView indices = golden_.View(prefix + "router.indices");
-    const std::vector<float> weights = golden_.Floats(prefix + "router.weights");
-    const int64_t k = routing.top_k();
-    for (int64_t t = 0; t < routing.tokens(); ++t) {
-      for (int64_t j = 0; j < k; ++j) {
-        const int32_t id = indices.Load<int32_t>(t * k + j);
-        const int32_t* row = routing.topk_ids.row(t);
-        const int32_t* found = std::find(row, row + k, id);
+    const std::vector<float> expected = golden_.Floats(prefix + "router.weights");
+    ASSERT_EQ(experts.size(), expected.size());
+    for (int64_t t = 0; t < std::ssize(experts) / k; ++t) {
+      for (int64_t j = t * k; j < (t + 1) * k; ++j) {
+        const auto id = static_cast<float>(indices.Load<int32_t>(j));
+        const auto row = experts.begin() + t * k;
+        const auto found = std::find(row, row + k, id);
         ASSERT_NE(found, row + k) << prefix << " token " << t << " lacks expert " << id;
-        EXPECT_NEAR(routing.topk_weights.row(t)[found - row],
-                    weights[static_cast<size_t>(t * k + j)], kTolerance)
+        EXPECT_NEAR(weights[static_cast<size_t>(found - experts.begin())],
+                    expected[static_cast<size_t>(j)], kTolerance)
             << prefix << " token " << t << " expert " << id;
       }
     }

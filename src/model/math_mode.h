@@ -1,6 +1,8 @@
 // Which arithmetic the model runs in.
 #pragma once
 
+#include "numerics/rounding.h"
+
 namespace halfbyte {
 
 enum class MathMode {
@@ -10,5 +12,10 @@ enum class MathMode {
   // As the model is meant to run: bf16 activations, FP8 KV rows, Hadamard + FP4 index keys.
   kDefault,
 };
+
+// What the model's rounding points do.
+inline Rounding RoundingOf(MathMode math) {
+  return math == MathMode::kFp32 ? Rounding::kNone : Rounding::kBf16;
+}
 
 }  // namespace halfbyte

@@ -17,11 +17,6 @@ constexpr int64_t kThreadBytes = int64_t{3} << 20;
 // Page tables, the heap of what is no large piece, buffers of files.
 constexpr int64_t kProgramBytes = int64_t{6} << 20;
 
-bool IsHyperConnection(Module module) {
-  return module == Module::kHcHeadFn || module == Module::kHcAttentionFn ||
-         module == Module::kHcFfnFn;
-}
-
 // Pieces of packed weights as ZeroedMemory lays them out.
 class PackedPieces {
  public:
@@ -42,27 +37,6 @@ class PackedPieces {
 
 }  // namespace
 
-int64_t StepArenaBytes(const ModelConfig& c, int64_t tokens) {
-  const int64_t n = c.hc_streams;
-  const int64_t heads_dim = c.attention_heads * c.head_dim;
-  const int64_t index_dim = c.index_heads * c.index_head_dim;
-  const int64_t out_rank = c.o_groups * c.o_lora_rank;
-  const auto operand = [](int64_t columns) { return MaxOperandRowBytes(columns); };
-  // Floats of a token: what the whole step holds, what a layer does, and of its attention and its
-  // experts the larger.
-  const int64_t step = (n + 1) * c.hidden_size + (2 + n) * n + n * n + 2 * n;
-  const int64_t layer = 2 * c.hidden_size + 2 * c.experts_per_token;
-  const int64_t projected =
-      c.head_dim + c.q_lora_rank + 4 * c.head_dim + 4 * c.index_head_dim + c.index_heads;
-  const int64_t attention = projected + 2 * heads_dim + index_dim + c.index_topk + 1 + out_rank;
-  const int64_t experts = c.routed_experts + c.hidden_size;
-  const int64_t operands = std::max(
-      {operand(c.hidden_size), operand(c.q_lora_rank), operand(heads_dim), operand(out_rank)});
-  const int64_t floats = step + layer + std::max(attention, experts) + c.hidden_size + n;
-  // Every piece begins at a multiple of 64 bytes; there are some thirty.
-  return tokens * (floats * int64_t{sizeof(float)} + operands) + 32 * 64;
-}
-
 Result<MemoryPlan> PlanModel(const ModelCheckpoint& checkpoint, const TransformerOptions& options,
                              int threads) {
   const ModelConfig& config = checkpoint.config();
@@ -76,9 +50,7 @@ Result<MemoryPlan> PlanModel(const ModelCheckpoint& checkpoint, const Transforme
       vectors += ElementCount(*ExpectedShape(config, key)) * int64_t{sizeof(float)};
       continue;
     }
-    // Read where they are stored, a row or a block at a time.
-    const bool in_place = key.module == Module::kEmbed || IsHyperConnection(key.module);
-    if (in_place || !PacksWeights(options)) continue;
+    if (IsReadInPlace(key.module) || !PacksWeights(options)) continue;
     if (key.expert != kNoExpert && !placement.ToLocal(key.expert)) continue;
     HB_ASSIGN_OR_RETURN(const StoredWeight stored, checkpoint.FindWeight(key));
     const int64_t bytes = PackedBytes(stored.matrix);

@@ -16,7 +16,4 @@ namespace halfbyte {
 Result<MemoryPlan> PlanModel(const ModelCheckpoint& checkpoint, const TransformerOptions& options,
                              int threads);
 
-// Of the arena that a step of so many tokens uses.
-int64_t StepArenaBytes(const ModelConfig& config, int64_t tokens);
-
 }  // namespace halfbyte

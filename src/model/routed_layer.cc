@@ -12,12 +12,12 @@ namespace {
 using StoredExpert = std::array<StoredWeight, 3>;
 
 // gate, up and down of expert e; their scale bytes have been read if the expert is `local`.
-Result<StoredExpert> FindExpert(const WeightLoader& loader, int64_t layer, int32_t e, bool local) {
+Result<StoredExpert> FindExpert(const WeightSource& source, int64_t layer, int32_t e, bool local) {
   StoredExpert parts;
   constexpr std::array kModules = {Module::kExpertGate, Module::kExpertUp, Module::kExpertDown};
   for (size_t i = 0; i < parts.size(); ++i) {
     const ModuleKey key = ModuleKey::Layer(layer, kModules[i], e);
-    HB_ASSIGN_OR_RETURN(parts[i], local ? loader.Stored(key) : loader.Unread(key));
+    HB_ASSIGN_OR_RETURN(parts[i], local ? source.Stored(key) : source.Unread(key));
   }
   return parts;
 }
@@ -35,13 +35,13 @@ void AddInputScales(const StoredExpert& expert, int32_t e, ExpertInputScales& sc
 }
 
 // Those of the placement; the input scales of all.
-Result<std::vector<StoredExpert>> LoadExperts(const WeightLoader& loader, int64_t layer,
+Result<std::vector<StoredExpert>> LoadExperts(const WeightSource& source, int64_t layer,
                                               const ExpertPlacement& placement,
                                               ExpertInputScales& scales) {
   std::vector<StoredExpert> experts;
   for (int32_t e = 0; e < placement.experts(); ++e) {
     const bool local = placement.ToLocal(e).has_value();
-    HB_ASSIGN_OR_RETURN(StoredExpert expert, FindExpert(loader, layer, e, local));
+    HB_ASSIGN_OR_RETURN(StoredExpert expert, FindExpert(source, layer, e, local));
     AddInputScales(expert, e, scales);
     if (local) experts.push_back(std::move(expert));
   }
@@ -65,10 +65,10 @@ MoeModelShape MoeShapeOf(const ModelConfig& config) {
           .intermediate = config.expert_size};
 }
 
-Result<RoutedLayerParts> RoutedLayerParts::Load(const WeightLoader& loader, int64_t layer,
+Result<RoutedLayerParts> RoutedLayerParts::Load(const WeightSource& source, int64_t layer,
                                                 const RoutedLayerOptions& options,
                                                 const ExpertPlacement& placement) {
-  const ModelConfig& config = loader.config();
+  const ModelConfig& config = source.config();
   RoutedLayerParts parts{.name = fmt::format("layer {}", layer),
                          .params = {.hidden = config.hidden_size,
                                     .intermediate = config.expert_size,
@@ -79,7 +79,7 @@ Result<RoutedLayerParts> RoutedLayerParts::Load(const WeightLoader& loader, int6
                          .routing = {.params = RouterOf(config)}};
   if (config.swiglu_limit) parts.params.swiglu.limit = static_cast<float>(*config.swiglu_limit);
   HB_ASSIGN_OR_RETURN(std::vector<StoredExpert> stored,
-                      LoadExperts(loader, layer, placement, parts.input_scales));
+                      LoadExperts(source, layer, placement, parts.input_scales));
   for (const auto& [gate, up, down] : stored) {
     parts.experts.push_back({gate.matrix, up.matrix, down.matrix});
   }
@@ -95,11 +95,11 @@ Result<RoutedLayerParts> RoutedLayerParts::Load(const WeightLoader& loader, int6
   };
   if (config.layers[static_cast<size_t>(layer)].hash_routed) {
     HB_ASSIGN_OR_RETURN(parts.routing.table,
-                        loader.RouterTable(ModuleKey::Layer(layer, Module::kRouterTable)));
+                        source.RouterTable(ModuleKey::Layer(layer, Module::kRouterTable)));
   } else {
     HB_ASSIGN_OR_RETURN(
         parts.routing.bias,
-        loader.Vector(ModuleKey::Layer(layer, Module::kRouterBias), config.routed_experts));
+        source.Vector(ModuleKey::Layer(layer, Module::kRouterBias), config.routed_experts));
   }
   return parts;
 }

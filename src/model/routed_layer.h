@@ -12,7 +12,7 @@
 
 #include "base/result.h"
 #include "base/thread_pool.h"
-#include "model/weight_loader.h"
+#include "model/weight_source.h"
 #include "moe/activation_scales.h"
 #include "moe/expert_placement.h"
 #include "moe/moe_layer.h"
@@ -55,9 +55,9 @@ struct RoutedLayerParts {
   ExpertInputScales input_scales = {};  // as stored
 
   // Reads the experts that the placement gives to this rank; of the others nothing but their input
-  // scales, for every rank must come to the same activation scale (moe-layer.md §7). The checkpoint
+  // scales, for every rank must come to the same activation scale (moe-layer.md §7). The source
   // must outlive the result. Errors name the tensor or the layer.
-  static Result<RoutedLayerParts> Load(const WeightLoader& loader, int64_t layer,
+  static Result<RoutedLayerParts> Load(const WeightSource& source, int64_t layer,
                                        const RoutedLayerOptions& options,
                                        const ExpertPlacement& placement);
 };

@@ -5,10 +5,8 @@
 #include <utility>
 
 #include "base/check.h"
-#include "kernels/elementwise/elementwise.h"
-#include "kernels/rms_norm/rms_norm.h"
+#include "model/checkpoint_weights.h"
 #include "model/model_memory.h"
-#include "model/rope_config.h"
 
 namespace halfbyte {
 namespace {
@@ -28,16 +26,6 @@ std::vector<int64_t> LayerBytes(const ModelCheckpoint& checkpoint) {
   return bytes;
 }
 
-int64_t CountLogitRows(const PlacedItem& item) {
-  return LogitsRows(item.logits, std::ssize(item.tokens));
-}
-
-int64_t CountLogitRows(std::span<const PlacedItem> batch) {
-  int64_t rows = 0;
-  for (const PlacedItem& item : batch) rows += CountLogitRows(item);
-  return rows;
-}
-
 }  // namespace
 
 Transformer::Transformer(ModelCheckpoint checkpoint, const TransformerOptions& options,
@@ -45,7 +33,7 @@ Transformer::Transformer(ModelCheckpoint checkpoint, const TransformerOptions& o
     : checkpoint_(std::move(checkpoint)),
       options_(options),
       context_(context),
-      rounding_(options.math == MathMode::kFp32 ? Rounding::kNone : Rounding::kBf16) {}
+      rope_(checkpoint_.config()) {}
 
 Result<std::unique_ptr<Transformer>> Transformer::Load(const std::filesystem::path& directory,
                                                        const TransformerOptions& options,
@@ -90,48 +78,24 @@ Status Transformer::LoadWeights() {
   const std::vector<int64_t> layer_bytes = LayerBytes(checkpoint_);
   Progress progress("load weights", std::reduce(layer_bytes.begin(), layer_bytes.end()), "B",
                     options_.on_load);
-  const WeightLoader loader(checkpoint_, PacksWeights(options_) ? &context_.pool() : nullptr);
-  const ModelConfig& c = config();
-  const int64_t n = c.hc_streams;
-  const auto global = [](Module module) { return ModuleKey::Global(module); };
-  HB_ASSIGN_OR_RETURN(embedding_,
-                      loader.Matrix(global(Module::kEmbed), c.vocab_size, c.hidden_size));
-  HB_ASSIGN_OR_RETURN(head_,
-                      Projection::Load(loader, global(Module::kHead), c.vocab_size, c.hidden_size));
-  HB_ASSIGN_OR_RETURN(norm_, loader.Vector(global(Module::kNorm), c.hidden_size));
-  HB_ASSIGN_OR_RETURN(head_hc_, HyperConnectionWeights::Load(
-                                    loader, global(Module::kHcHeadFn), global(Module::kHcHeadBase),
-                                    global(Module::kHcHeadScale), n, /*scales=*/1));
-  progress.Advance(layer_bytes.back());
-  window_frequencies_ = FrequenciesOf(c, AttentionKind::kWindow);
-  compressed_frequencies_ = FrequenciesOf(c, AttentionKind::kC4);
-  HB_ASSIGN_OR_RETURN(const ExpertPlacement placement, PlaceExperts(c, options_));
-  const RoutedLayerOptions experts{.arithmetic = options_.arithmetic,
-                                   .round_activations = rounding_ == Rounding::kBf16,
-                                   .activation_scales = options_.activation_scales};
-  for (int64_t l = 0; l < c.layer_count(); ++l) {
-    const auto key = [l](Module module) { return ModuleKey::Layer(l, module); };
-    HB_ASSIGN_OR_RETURN(auto attention_norm,
-                        loader.Vector(key(Module::kAttentionNorm), c.hidden_size));
-    HB_ASSIGN_OR_RETURN(auto ffn_norm, loader.Vector(key(Module::kFfnNorm), c.hidden_size));
-    HB_ASSIGN_OR_RETURN(auto attention_hc,
-                        HyperConnectionWeights::Load(
-                            loader, key(Module::kHcAttentionFn), key(Module::kHcAttentionBase),
-                            key(Module::kHcAttentionScale), (2 + n) * n, /*scales=*/3));
-    HB_ASSIGN_OR_RETURN(auto ffn_hc, HyperConnectionWeights::Load(
-                                         loader, key(Module::kHcFfnFn), key(Module::kHcFfnBase),
-                                         key(Module::kHcFfnScale), (2 + n) * n, /*scales=*/3));
-    HB_ASSIGN_OR_RETURN(auto attention, AttentionBlock::Load(loader, l));
-    HB_ASSIGN_OR_RETURN(auto moe, MoeBlock::Load(loader, l, experts, placement, context_.pool()));
-    layers_.push_back({std::move(attention_norm), std::move(ffn_norm), std::move(attention_hc),
-                       std::move(ffn_hc), std::move(attention), std::move(moe)});
-    progress.Advance(layer_bytes[static_cast<size_t>(l)]);
-  }
-  const MoeLimits limits = MoeBlock::Limits(c, options_.batch_tokens);
+  HB_ASSIGN_OR_RETURN(const ExpertPlacement placement, PlaceExperts(config(), options_));
+  const CpuWeightOptions kept{
+      .packed = PacksWeights(options_),
+      .experts = {.arithmetic = options_.arithmetic,
+                  .round_activations = RoundingOf(options_.math) == Rounding::kBf16,
+                  .activation_scales = options_.activation_scales}};
+  const auto advance = [&](int64_t layer) {
+    progress.Advance(layer < 0 ? layer_bytes.back() : layer_bytes[static_cast<size_t>(layer)]);
+  };
+  HB_ASSIGN_OR_RETURN(weights_, CpuWeights::Load(CheckpointWeights(checkpoint_), kept, placement,
+                                                 context_.pool(), advance));
+  const MoeLimits limits = MoeBlock::Limits(config(), options_.batch_tokens);
   if (placement.ranks() > 1) expert_exchange_.emplace(*options_.communicator, limits);
   moe_workspace_.emplace(limits);
-  arena_.Reserve(StepArenaBytes(c, options_.batch_tokens));
-  logits_.Reserve(options_.logit_rows * c.vocab_size * int64_t{sizeof(float)});
+  ops_.emplace(context_, config(), rope_, *weights_, *moe_workspace_,
+               expert_exchange_ ? &*expert_exchange_ : nullptr, options_.reference_tokens);
+  ops_->Reserve(StepArenaBytes(config(), options_.batch_tokens));
+  logits_.Reserve(options_.logit_rows * config().vocab_size * int64_t{sizeof(float)});
   return {};
 }
 
@@ -170,48 +134,9 @@ Status Transformer::CheckBatch(std::span<const PlacedItem> batch) const {
   return {};
 }
 
-Step Transformer::MakeStep(const KvMemory& memory, std::span<const PlacedItem> batch) {
-  Step step{.context = &context_,
-            .cache = &memory,
-            .arena = &arena_,
-            .moe_workspace = &*moe_workspace_,
-            .expert_exchange = expert_exchange_ ? &*expert_exchange_ : nullptr,
-            .rounding = rounding_,
-            .reference_tokens = options_.reference_tokens};
-  std::vector<int64_t> positions;
-  for (const PlacedItem& item : batch) {
-    const int64_t count = std::ssize(item.tokens);
-    step.sequences.push_back(item.pages);
-    step.spans.push_back({step.tokens, count, item.position()});
-    step.token_ids.insert(step.token_ids.end(), item.tokens.begin(), item.tokens.end());
-    for (int64_t i = 0; i < count; ++i) positions.push_back(item.position() + i);
-    step.tokens += count;
-  }
-  step.window_angles.Set(window_frequencies_, positions);
-  step.compressed_angles.Set(compressed_frequencies_, positions);
-  return step;
-}
-
-Step Transformer::MakeWantedStep(const Step& step, std::span<const PlacedItem> batch) {
-  std::vector<PlacedItem> items;
-  std::vector<int64_t> rows;
-  for (size_t i = 0; i < batch.size(); ++i) {
-    const PlacedItem& item = batch[i];
-    const int64_t count = CountLogitRows(item);
-    if (count == 0) continue;
-    const int64_t before = std::ssize(item.tokens) - count;
-    items.push_back({item.pages, item.tokens.last(static_cast<size_t>(count)), item.logits,
-                     item.offset + before});
-    for (int64_t t = 0; t < count; ++t) rows.push_back(step.spans[i].first + before + t);
-  }
-  Step wanted = MakeStep(*step.cache, items);
-  wanted.rows = std::move(rows);
-  return wanted;
-}
-
 Result<MatrixView<const float>> Transformer::Forward(KvCache& cache,
                                                      std::span<const BatchItem> batch,
-                                                     LayerProbe* probe) {
+                                                     LayerObserver* observer) {
   std::vector<PlacedItem> placed;
   for (const BatchItem& item : batch) {
     placed.push_back({&item.sequence->pages(), item.tokens, item.logits});
@@ -220,7 +145,7 @@ Result<MatrixView<const float>> Transformer::Forward(KvCache& cache,
   for (const BatchItem& item : batch) {
     HB_RETURN_IF_ERROR(cache.pages().Reserve(*item.sequence, std::ssize(item.tokens)));
   }
-  HB_ASSIGN_OR_RETURN(const auto logits, Forward(cache.memory(), placed, probe));
+  HB_ASSIGN_OR_RETURN(const auto logits, Forward(cache.memory(), placed, observer));
   for (const BatchItem& item : batch) {
     cache.pages().Advance(*item.sequence, std::ssize(item.tokens));
   }
@@ -229,103 +154,21 @@ Result<MatrixView<const float>> Transformer::Forward(KvCache& cache,
 
 Result<MatrixView<const float>> Transformer::Forward(KvMemory& memory,
                                                      std::span<const PlacedItem> batch,
-                                                     LayerProbe* probe) {
+                                                     LayerObserver* observer) {
   HB_RETURN_IF_ERROR(CheckBatch(batch));
+  const StepTables tables(batch, rope_);
+  const StepShape step = tables.shape();
   logits_.Reset();
-  const MatrixView<float> logits = logits_.Matrix(CountLogitRows(batch), config().vocab_size);
-  const Step step = MakeStep(memory, batch);
-  HB_ASSIGN_OR_RETURN(const auto x, RunLayers(step, batch, probe));
-  head_.Forward(step, x, logits);
+  const MatrixView<float> logits =
+      logits_.Matrix(step.count(TokenSet::kWanted), config().vocab_size);
+  ops_->Begin(tables, memory, logits);
+  const bool looked_at =
+      observer != nullptr || weights_->moe(config().layer_count() - 1).routed().observed();
+  HB_RETURN_IF_ERROR(RunDeepseekV4(
+      config(),
+      {.rounding = RoundingOf(options_.math), .whole_last_layer = looked_at, .observer = observer},
+      step, *ops_));
   return logits;
-}
-
-Result<MatrixView<const float>> Transformer::RunLayers(const Step& step,
-                                                       std::span<const PlacedItem> batch,
-                                                       LayerProbe* probe) {
-  arena_.Reset();
-  const int64_t n = config().hc_streams;
-  const auto matrix = [&](int64_t columns) { return arena_.Matrix(step.tokens, columns); };
-  const BlockRows rows{.streams = matrix(n * config().hidden_size),
-                       .x = matrix(config().hidden_size),
-                       .post = matrix(n),
-                       .comb = matrix(n * n),
-                       .mix = matrix((2 + n) * n)};
-  EmbedTokens(context_, embedding_, step.token_ids, n, rounding_, rows.streams);
-  step.ForTokens([&](int64_t first, int64_t count) {
-    BlockInput(step, layers_[0].attention_hc, layers_[0].attention_norm, rows, first, count);
-  });
-  // In the last layer only tokens with logits have to get beyond the cache, unless somebody looks.
-  const bool all_wanted = CountLogitRows(batch) == step.tokens;
-  const Step fewer = all_wanted ? Step() : MakeWantedStep(step, batch);
-  const Step& wanted = all_wanted ? step : fewer;
-  const int64_t last = config().layer_count() - 1;
-  const bool looked_at = probe != nullptr || layers_.back().moe.routed().observed();
-  for (int64_t l = 0; l <= last; ++l) {
-    HB_RETURN_IF_ERROR(RunLayer(step, l < last || looked_at ? step : wanted, l, rows, probe));
-  }
-  return HeadInput(wanted,
-                   looked_at ? wanted.Keep(rows.streams) : rows.streams.Rows(0, wanted.tokens));
-}
-
-Transformer::BlockRows Transformer::BlockRows::Keep(const Step& step) const {
-  return {step.Keep(streams), x.Rows(0, step.tokens), step.Keep(post), step.Keep(comb),
-          mix.Rows(0, step.tokens)};
-}
-
-// Of tokens [first, first + count).
-void Transformer::BlockInput(const Step& step, const HyperConnectionWeights& hc,
-                             const std::vector<float>& norm, const BlockRows& rows, int64_t first,
-                             int64_t count) const {
-  const auto of = [&](MatrixView<float> all) { return all.Rows(first, count); };
-  HcPre(*step.context, hc.view(), of(rows.streams), rounding_, of(rows.mix), of(rows.x),
-        of(rows.post), of(rows.comb));
-  RmsNorm(*step.context, of(rows.x), norm.data(), static_cast<float>(config().rms_norm_eps),
-          rounding_, of(rows.x));
-}
-
-Status Transformer::RunLayer(const Step& step, const Step& queries, int64_t index,
-                             const BlockRows& all, LayerProbe* probe) {
-  Arena& arena = *step.arena;
-  const Arena::Scope scope(arena);
-  const std::span<Layer> next = std::span(layers_).subspan(static_cast<size_t>(index) + 1);
-  Layer& layer = layers_[static_cast<size_t>(index)];
-  const int64_t tokens = queries.tokens;
-  const MatrixView<float> attended = arena.Matrix(tokens, config().hidden_size);
-  const MatrixView<float> mixed = arena.Matrix(tokens, config().hidden_size);
-  const MutableRouting routing{arena.Matrix<int32_t>(tokens, config().experts_per_token),
-                               arena.Matrix(tokens, config().experts_per_token)};
-  layer.attention.Forward(step, queries, all.x, attended);
-  if (tokens == 0) return {};
-  const BlockRows rows = all.Keep(queries);
-  // A block's output goes into the streams, and while they are in the cache the next block's input
-  // comes from them.
-  const auto add = [&](MatrixView<const float> y, int64_t first, int64_t count) {
-    HcPost(*step.context, y.Rows(first, count), rows.post.Rows(first, count),
-           rows.comb.Rows(first, count), rounding_, rows.streams.Rows(first, count));
-  };
-
-  queries.ForTokens([&](int64_t first, int64_t count) {
-    add(attended, first, count);
-    BlockInput(queries, layer.ffn_hc, layer.ffn_norm, rows, first, count);
-  });
-  HB_RETURN_IF_ERROR(layer.moe.Forward(queries, rows.x, routing, mixed));
-  queries.ForTokens([&](int64_t first, int64_t count) {
-    add(mixed, first, count);
-    if (next.empty()) return;
-    BlockInput(queries, next[0].attention_hc, next[0].attention_norm, rows, first, count);
-  });
-
-  if (probe != nullptr) probe->OnLayer(index, attended, mixed, routing, rows.streams);
-  return {};
-}
-
-MatrixView<const float> Transformer::HeadInput(const Step& step,
-                                               MatrixView<const float> streams) const {
-  const MatrixView<float> mix = step.arena->Matrix(step.tokens, config().hc_streams);
-  const MatrixView<float> x = step.arena->Matrix(step.tokens, config().hidden_size);
-  HcHead(*step.context, head_hc_.view(), streams, rounding_, mix, x);
-  RmsNorm(*step.context, x, norm_.data(), static_cast<float>(config().rms_norm_eps), rounding_, x);
-  return x;
 }
 
 }  // namespace halfbyte

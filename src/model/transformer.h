@@ -24,13 +24,12 @@
 #include "comm/communicator.h"
 #include "device/arena.h"
 #include "device/context.h"
-#include "model/attention_block.h"
-#include "model/hyper_connection_weights.h"
+#include "model/batch_item.h"
+#include "model/cpu/cpu_ops.h"
+#include "model/cpu/cpu_weights.h"
+#include "model/deepseek_v4.h"
 #include "model/kv_cache.h"
 #include "model/math_mode.h"
-#include "model/moe_block.h"
-#include "model/projection.h"
-#include "model/step.h"
 #include "moe/activation_scales.h"
 #include "moe/expert_exchange.h"
 #include "moe/expert_placement.h"
@@ -67,16 +66,6 @@ bool PacksWeights(const TransformerOptions& options);
 // The cache of a model in the formats of its math.
 Result<KvMemory> NewKvMemory(const ModelConfig& config, MathMode math, const KvPoolSizes& sizes);
 
-// Sees intermediate results of every layer; used by tests against reference implementations.
-class LayerProbe {
- public:
-  virtual ~LayerProbe() = default;
-  // attention, moe: block outputs [tokens, D]; streams [tokens, n*D] after the layer.
-  virtual void OnLayer(int64_t layer, MatrixView<const float> attention,
-                       MatrixView<const float> moe, const Routing& routing,
-                       MatrixView<const float> streams) = 0;
-};
-
 class Transformer {
  public:
   // Errors name the file, tensor or field. Draft stages (mtp.*) are not loaded. What loading takes
@@ -99,72 +88,32 @@ class Transformer {
   // appended then): no tokens, too many, an id outside the vocabulary, a position beyond the
   // model's context, no room in the cache, another rank failed (the model is of no use then).
   Result<MatrixView<const float>> Forward(KvCache& cache, std::span<const BatchItem> batch,
-                                          LayerProbe* probe = nullptr);
+                                          LayerObserver* observer = nullptr);
   // The same into rows whose pages the caller has reserved, and advances himself. NewMemory makes
   // them, in the formats of this model's math mode.
   Result<KvMemory> NewMemory(const KvPoolSizes& sizes) const;
   Result<MatrixView<const float>> Forward(KvMemory& memory, std::span<const PlacedItem> batch,
-                                          LayerProbe* probe = nullptr);
+                                          LayerObserver* observer = nullptr);
 
   // What the activation quantizers of one layer saw since loading; all zero unless w4a4.
-  const MoeCounters& moe_counters(int64_t layer) const {
-    return layers_[static_cast<size_t>(layer)].moe.counters();
-  }
-  MoeBlock& moe(int64_t layer) { return layers_[static_cast<size_t>(layer)].moe; }
-  int64_t arena_bytes() const { return arena_.capacity_bytes(); }
+  const MoeCounters& moe_counters(int64_t layer) const { return weights_->moe(layer).counters(); }
+  MoeBlock& moe(int64_t layer) { return weights_->moe(layer); }
+  int64_t arena_bytes() const { return ops_->arena_bytes(); }
 
  private:
-  struct Layer {
-    std::vector<float> attention_norm;
-    std::vector<float> ffn_norm;
-    HyperConnectionWeights attention_hc;
-    HyperConnectionWeights ffn_hc;
-    AttentionBlock attention;
-    MoeBlock moe;
-  };
-
   Transformer(ModelCheckpoint checkpoint, const TransformerOptions& options,
               const Context& context);
   Status LoadWeights();
   Status CheckBatch(std::span<const PlacedItem> batch) const;
-  // The forward pass of `batch` up to what meets the head: rows of the tokens that get logits.
-  Result<MatrixView<const float>> RunLayers(const Step& step, std::span<const PlacedItem> batch,
-                                            LayerProbe* probe);
-  Step MakeStep(const KvMemory& memory, std::span<const PlacedItem> batch);
-  // The tokens of a step that get logits.
-  Step MakeWantedStep(const Step& step, std::span<const PlacedItem> batch);
-  // What blocks hand on: the streams and a block's input x, with what its output needs on the way
-  // into the streams. Rows of all tokens.
-  struct BlockRows {
-    MatrixView<float> streams, x, post, comb;
-    MatrixView<float> mix;  // scratch
-
-    // Those of its tokens (Step::Keep), when a block has consumed its input: x has no content.
-    BlockRows Keep(const Step& step) const;
-  };
-  void BlockInput(const Step& step, const HyperConnectionWeights& hc,
-                  const std::vector<float>& norm, const BlockRows& rows, int64_t first,
-                  int64_t count) const;
-  // Begins with the attention's input in x, and ends with that of the next layer, of the tokens of
-  // `queries` only (see AttentionBlock::Forward).
-  Status RunLayer(const Step& step, const Step& queries, int64_t index, const BlockRows& rows,
-                  LayerProbe* probe);
-  MatrixView<const float> HeadInput(const Step& step, MatrixView<const float> streams) const;
 
   ModelCheckpoint checkpoint_;
   const TransformerOptions options_;
   const Context context_;
-  const Rounding rounding_;
-  WeightMatrix embedding_;
-  Projection head_;
-  std::vector<float> norm_;
-  HyperConnectionWeights head_hc_;
-  std::vector<Layer> layers_;
-  std::vector<double> window_frequencies_;
-  std::vector<double> compressed_frequencies_;
+  const RopeTables rope_;
+  std::optional<CpuWeights> weights_;
   std::optional<ExpertExchange> expert_exchange_;  // with several ranks
-  std::optional<MoeWorkspace> moe_workspace_;      // once loaded
-  Arena arena_;                                    // of a step
+  std::optional<MoeWorkspace> moe_workspace_;
+  std::optional<CpuOps> ops_;
   Arena logits_;
 };
 

@@ -1,10 +1,11 @@
-#include "model/projection.h"
+#include "model/cpu/projection.h"
 
 #include <gtest/gtest.h>
 
 #include <cstring>
 
 #include "checkpoint/checkpoint_test_files.h"
+#include "model/checkpoint_weights.h"
 #include "model/transformer.h"
 
 namespace halfbyte {
@@ -22,17 +23,20 @@ constexpr StoredFormat kFormats[] = {StoredFormat::kF32,           StoredFormat:
                                      StoredFormat::kModelOptNvfp4, StoredFormat::kDeepSeekMxfp4};
 
 // y of the module for x of small whole numbers: every sum is exact.
-std::vector<float> Product(const WeightLoader& loader, const ModuleKey& key, int64_t rows,
-                           int64_t columns, int64_t groups, int64_t tokens,
+std::vector<float> Product(const WeightSource& source, ThreadPool* packing_pool,
+                           const ModuleKey& key, int64_t groups, int64_t tokens,
                            const Context& context) {
-  const auto projection = Projection::Load(loader, key, rows, columns, groups);
+  const auto stored = source.Matrix(key);
+  EXPECT_TRUE(stored.has_value()) << stored.error().message;
+  const auto projection = Projection::Create(*stored, groups, packing_pool);
   EXPECT_TRUE(projection.has_value()) << projection.error().message;
-  std::vector<float> x(static_cast<size_t>(tokens * groups * columns)), y;
+  const int64_t columns = groups * stored->matrix.columns;
+  std::vector<float> x(static_cast<size_t>(tokens * columns)), y;
   for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i * i % 17) - 8;
-  y.resize(static_cast<size_t>(tokens * rows), NAN);
+  y.resize(static_cast<size_t>(tokens * projection->rows()), NAN);
   Arena arena;
-  const Step step{.context = &context, .arena = &arena};
-  projection->Forward(step, {x.data(), tokens, groups * columns}, {y.data(), tokens, rows});
+  const Projection::Output output{&*projection, {y.data(), tokens, projection->rows()}};
+  Projection::ForwardAll(context, arena, {x.data(), tokens, columns}, {&output, 1});
   return y;
 }
 
@@ -44,38 +48,41 @@ TEST(Projection, PackedAndStoredAreTheSameMatrix) {
                TinyModel(TinyConfig(), TinyFormats{.dense = format, .mtp = false}));
     const auto checkpoint = ModelCheckpoint::Open(dir.path());
     ASSERT_TRUE(checkpoint.has_value()) << checkpoint.error().message;
-    const WeightLoader stored(*checkpoint), packed(*checkpoint, &pool);
+    const CheckpointWeights source(*checkpoint);
     struct Case {
       Module module;
-      int64_t rows, columns, groups;
+      int64_t groups;
     };
-    for (const Case& c :
-         {Case{Module::kQA, 32, 64, 1}, Case{Module::kQB, 128, 32, 1}, Case{Module::kOA, 64, 64, 2},
-          Case{Module::kOB, 64, 64, 1}, Case{Module::kRouter, 4, 64, 1}}) {
+    for (const Case& c : {Case{Module::kQA, 1}, Case{Module::kQB, 1}, Case{Module::kOA, 2},
+                          Case{Module::kOB, 1}, Case{Module::kRouter, 1}}) {
       for (const int64_t tokens : {0, 1, 7}) {
         const auto key = ModuleKey::Layer(1, c.module);
-        const auto expected = Product(stored, key, c.rows, c.columns, c.groups, tokens,
-                                      Context(pool, CpuIsa::kScalar));
+        const auto expected =
+            Product(source, nullptr, key, c.groups, tokens, Context(pool, CpuIsa::kScalar));
         for (const CpuIsa isa : SupportedCpuIsas()) {
-          EXPECT_EQ(Product(packed, key, c.rows, c.columns, c.groups, tokens, Context(pool, isa)),
-                    expected)
-              << StoredFormatName(format) << ' ' << c.rows << ' ' << CpuIsaName(isa);
+          EXPECT_EQ(Product(source, &pool, key, c.groups, tokens, Context(pool, isa)), expected)
+              << StoredFormatName(format) << ' ' << Describe(key) << ' ' << CpuIsaName(isa);
         }
       }
     }
   }
 }
 
-TEST(Projection, AnotherShapeIsRefusedByName) {
+TEST(WeightSource, AnotherShapeThanTheConfigsIsRefusedByName) {
+  class Confused : public CheckpointWeights {
+   public:
+    using CheckpointWeights::CheckpointWeights;
+    Result<StoredWeight> Stored(const ModuleKey&) const override {
+      return CheckpointWeights::Stored(ModuleKey::Layer(1, Module::kQB));
+    }
+  };
   const TempDir dir;
   WriteModel(dir.path(), TinyConfig(), TinyModel(TinyConfig(), TinyFormats{.mtp = false}));
   const auto checkpoint = ModelCheckpoint::Open(dir.path());
-  ThreadPool pool(1);
-  const auto projection =
-      Projection::Load(WeightLoader(*checkpoint, &pool), ModuleKey::Layer(1, Module::kQA), 32, 96);
-  ASSERT_FALSE(projection.has_value());
-  EXPECT_NE(projection.error().message.find("layers.1.attn.wq_a"), std::string::npos)
-      << projection.error().message;
+  const auto matrix = Confused(*checkpoint).Matrix(ModuleKey::Layer(1, Module::kQA));
+  ASSERT_FALSE(matrix.has_value());
+  EXPECT_EQ(matrix.error().message,
+            "layers.1.attn.wq_b.weight: shape [128, 32] where config.json makes it [32, 64]");
 }
 
 // Logits of a prompt in chunks of `chunk` tokens.

@@ -1,4 +1,4 @@
-#include "model/moe_block.h"
+#include "model/cpu/moe_block.h"
 
 #include <algorithm>
 #include <string>
@@ -13,13 +13,13 @@ bool IsFourBit(const StoredWeight& w) {
   return w.matrix.format == WeightFormat::kNvfp4 || w.matrix.format == WeightFormat::kMxfp4;
 }
 
-Result<MoeLayer> LoadShared(const WeightLoader& loader, int64_t layer, MoeParams params,
+Result<MoeLayer> LoadShared(const WeightSource& source, int64_t layer, MoeParams params,
                             const std::string& name, ThreadPool& pool) {
-  const auto stored = [&](Module module) { return loader.Stored(ModuleKey::Layer(layer, module)); };
+  const auto stored = [&](Module module) { return source.Stored(ModuleKey::Layer(layer, module)); };
   HB_ASSIGN_OR_RETURN(const StoredWeight gate, stored(Module::kSharedGate));
   HB_ASSIGN_OR_RETURN(const StoredWeight up, stored(Module::kSharedUp));
   HB_ASSIGN_OR_RETURN(const StoredWeight down, stored(Module::kSharedDown));
-  params.intermediate = loader.config().shared_size();
+  params.intermediate = source.config().shared_size();
   params.gate_up_input_scale.reset();
   params.down_input_scale.reset();
   // The 4-bit arithmetic is for 4-bit weights; a shared expert in FP8 or BF16 keeps bf16
@@ -37,20 +37,15 @@ Result<MoeLayer> LoadShared(const WeightLoader& loader, int64_t layer, MoeParams
 
 }  // namespace
 
-Result<MoeBlock> MoeBlock::Load(const WeightLoader& loader, int64_t layer,
+Result<MoeBlock> MoeBlock::Load(const WeightSource& source, int64_t layer,
                                 const RoutedLayerOptions& options, const ExpertPlacement& placement,
                                 ThreadPool& pool) {
-  const ModelConfig& config = loader.config();
   HB_ASSIGN_OR_RETURN(RoutedLayerParts parts,
-                      RoutedLayerParts::Load(loader, layer, options, placement));
+                      RoutedLayerParts::Load(source, layer, options, placement));
   HB_ASSIGN_OR_RETURN(RoutedLayer routed, RoutedLayer::Create(std::move(parts), pool));
-  HB_ASSIGN_OR_RETURN(MoeLayer shared, LoadShared(loader, layer, routed.experts.params(),
+  HB_ASSIGN_OR_RETURN(MoeLayer shared, LoadShared(source, layer, routed.experts.params(),
                                                   "layer " + std::to_string(layer), pool));
-  MoeBlock block(std::move(routed), std::move(shared));
-  HB_ASSIGN_OR_RETURN(block.router_weight_,
-                      Projection::Load(loader, ModuleKey::Layer(layer, Module::kRouter),
-                                       config.routed_experts, config.hidden_size));
-  return block;
+  return MoeBlock(std::move(routed), std::move(shared));
 }
 
 MoeLimits MoeBlock::Limits(const ModelConfig& config, int64_t tokens) {
@@ -61,22 +56,18 @@ MoeLimits MoeBlock::Limits(const ModelConfig& config, int64_t tokens) {
           .intermediate = std::max(config.expert_size, config.shared_size())};
 }
 
-Status MoeBlock::Forward(const Step& step, MatrixView<const float> x, MutableRouting routing,
-                         MatrixView<float> out) {
-  const Arena::Scope scope(*step.arena);
-  const Context& context = *step.context;
-  const MatrixView<float> logits = step.arena->Matrix(step.tokens, routed_.routing.params.experts);
-  router_weight_.Forward(step, x, logits);
-  routed_.routing.Route(context, logits, step.token_ids, routing);
-  const MatrixView<float> shared = step.arena->Matrix(step.tokens, out.columns);
-  if (step.expert_exchange == nullptr) {
-    routed_.experts.Run(context, x, routing, out, *step.moe_workspace, &counters_);
+Status MoeBlock::Run(const Context& context, MatrixView<const float> x, const Routing& routing,
+                     Rounding rounding, const Memory& memory, MatrixView<float> out) {
+  const Arena::Scope scope(memory.arena);
+  const MatrixView<float> shared = memory.arena.Matrix(x.rows, out.columns);
+  if (memory.exchange == nullptr) {
+    routed_.experts.Run(context, x, routing, out, memory.workspace, &counters_);
   } else {
-    HB_RETURN_IF_ERROR(step.expert_exchange->Run(context, routed_.experts, x, routing, out,
-                                                 *step.moe_workspace, &counters_));
+    HB_RETURN_IF_ERROR(memory.exchange->Run(context, routed_.experts, x, routing, out,
+                                            memory.workspace, &counters_));
   }
-  shared_.RunDense(context, x, shared, *step.moe_workspace, &counters_);
-  AddRows(context, shared, step.rounding, out);
+  shared_.RunDense(context, x, shared, memory.workspace, &counters_);
+  AddRows(context, shared, rounding, out);
   return {};
 }
 

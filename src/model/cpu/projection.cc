@@ -1,4 +1,4 @@
-#include "model/projection.h"
+#include "model/cpu/projection.h"
 
 #include <vector>
 
@@ -9,20 +9,19 @@
 
 namespace halfbyte {
 
-Result<Projection> Projection::Load(const WeightLoader& loader, const ModuleKey& key, int64_t rows,
-                                    int64_t columns, int64_t groups) {
-  HB_ASSIGN_OR_RETURN(const StoredWeight stored, loader.Stored(key, rows, columns));
+Result<Projection> Projection::Create(const StoredWeight& stored, int64_t groups,
+                                      ThreadPool* packing_pool) {
   Projection projection;
   projection.groups_ = groups;
   projection.stored_ = stored.matrix;
   const int64_t bytes = PackedBytes(stored.matrix);
-  const bool whole_panels = groups == 1 || rows / groups % kPanelRows == 0;
-  if (loader.packing_pool() == nullptr || bytes == 0 || !whole_panels) return projection;
+  const bool whole_panels = groups == 1 || stored.matrix.rows / groups % kPanelRows == 0;
+  if (packing_pool == nullptr || bytes == 0 || !whole_panels) return projection;
   HB_ASSIGN_OR_RETURN(projection.memory_,
                       ZeroedMemory::Allocate(bytes, "packed weights", Pages::kHuge));
   HB_ASSIGN_OR_RETURN(
       projection.packed_,
-      PackMatrix(*loader.packing_pool(), stored.matrix,
+      PackMatrix(*packing_pool, stored.matrix,
                  reinterpret_cast<uint8_t*>(projection.memory_.data()), stored.name));
   if (projection.packed_) {
     stored.DropPages();
@@ -32,16 +31,9 @@ Result<Projection> Projection::Load(const WeightLoader& loader, const ModuleKey&
   return projection;
 }
 
-void Projection::Forward(const Step& step, MatrixView<const float> x, MatrixView<float> y,
-                         Rounding rounding) const {
-  const Output output{this, y, rounding};
-  ForwardAll(step, x, {&output, 1});
-}
-
-void Projection::ForwardAll(const Step& step, MatrixView<const float> x,
+void Projection::ForwardAll(const Context& context, Arena& arena, MatrixView<const float> x,
                             std::span<const Output> outputs) {
-  const Context& context = *step.context;
-  const Arena::Scope scope(*step.arena);
+  const Arena::Scope scope(arena);
   // Activations are prepared in one way for weights of four bits and in another for the rest.
   std::vector<PackedProduct> four_bit, wide;
   for (const Output& output : outputs) {
@@ -62,7 +54,7 @@ void Projection::ForwardAll(const Step& step, MatrixView<const float> x,
     if (products->empty()) continue;
     const int64_t columns = (*products)[0].w->columns;
     const int64_t groups = x.columns / columns;
-    auto* operands = step.arena->Take<std::byte>(x.rows * groups * MaxOperandRowBytes(columns));
+    auto* operands = arena.Take<std::byte>(x.rows * groups * MaxOperandRowBytes(columns));
     PackedLinear(context, x, groups, *products, operands);
   }
 }

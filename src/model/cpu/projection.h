@@ -9,10 +9,13 @@
 #include <span>
 
 #include "base/result.h"
+#include "base/thread_pool.h"
+#include "checkpoint/stored_weight.h"
+#include "device/arena.h"
+#include "device/context.h"
 #include "device/zeroed_memory.h"
 #include "kernels/packed_linear/packed_matrix.h"
-#include "model/step.h"
-#include "model/weight_loader.h"
+#include "numerics/rounding.h"
 #include "tensor/weight_matrix.h"
 
 namespace halfbyte {
@@ -20,27 +23,23 @@ namespace halfbyte {
 class Projection {
  public:
   Projection() = default;  // no rows
-  // The module's matrix [rows, columns]. Packed, by the threads of the loader's pool, if it has one
-  // and the matrix has a packed form. The checkpoint must outlive the result. Errors name the
-  // tensor.
-  static Result<Projection> Load(const WeightLoader& loader, const ModuleKey& key, int64_t rows,
-                                 int64_t columns, int64_t groups = 1);
+  // Packed, by the threads of the pool, if there is one and the matrix has a packed form; else a
+  // view of the stored bytes. groups: parts of the rows that each meet a part of x's columns.
+  // Errors name the tensor.
+  static Result<Projection> Create(const StoredWeight& stored, int64_t groups,
+                                   ThreadPool* packing_pool);
 
   int64_t rows() const { return stored_.rows; }
 
-  // x [tokens, groups * columns] -> y [tokens, rows]: group g of x's columns meets group g of the
-  // rows (deepseek-v4.md §2.7). If the loader had a pool, x holds bf16 numbers. y is rounded last.
-  void Forward(const Step& step, MatrixView<const float> x, MatrixView<float> y,
-               Rounding rounding = Rounding::kNone) const;
-
-  // Several of the same x, as if one after the other: x is prepared once and the threads share out
-  // all of the work together.
+  // x [tokens, groups * columns] -> y [tokens, rows], several of the same x, as if one after the
+  // other: x is prepared once and the threads share out all of the work together. Where weights are
+  // packed, x holds bf16 numbers. y is rounded last. The arena is for the time of the call.
   struct Output {
     const Projection* w = nullptr;
     MatrixView<float> y;
     Rounding rounding = Rounding::kNone;
   };
-  static void ForwardAll(const Step& step, MatrixView<const float> x,
+  static void ForwardAll(const Context& context, Arena& arena, MatrixView<const float> x,
                          std::span<const Output> outputs);
 
  private:

@@ -1,4 +1,4 @@
-#include "model/weight_loader.h"
+#include "model/checkpoint_weights.h"
 
 #include <cmath>
 
@@ -6,31 +6,15 @@
 
 namespace halfbyte {
 
-Result<StoredWeight> WeightLoader::Stored(const ModuleKey& key) const {
+Result<StoredWeight> CheckpointWeights::Stored(const ModuleKey& key) const {
   HB_ASSIGN_OR_RETURN(StoredWeight stored, Unread(key));
   HB_RETURN_IF_ERROR(stored.CheckScales());
   stored.DropScalePages();
   return stored;
 }
 
-Result<StoredWeight> WeightLoader::Stored(const ModuleKey& key, int64_t rows,
-                                          int64_t columns) const {
-  HB_ASSIGN_OR_RETURN(StoredWeight stored, Stored(key));
-  if (stored.matrix.rows != rows || stored.matrix.columns != columns) {
-    return MakeError("{}: shape [{}, {}] where config.json makes it [{}, {}]", stored.name,
-                     stored.matrix.rows, stored.matrix.columns, rows, columns);
-  }
-  return stored;
-}
-
-Result<WeightMatrix> WeightLoader::Matrix(const ModuleKey& key, int64_t rows,
-                                          int64_t columns) const {
-  HB_ASSIGN_OR_RETURN(const StoredWeight stored, Stored(key, rows, columns));
-  return stored.matrix;
-}
-
-Result<std::vector<float>> WeightLoader::Vector(const ModuleKey& key, int64_t count) const {
-  HB_ASSIGN_OR_RETURN(const CheckpointTensor tensor, checkpoint_->FindTensor(key));
+Result<std::vector<float>> CheckpointWeights::Vector(const ModuleKey& key, int64_t count) const {
+  HB_ASSIGN_OR_RETURN(const CheckpointTensor tensor, checkpoint_.FindTensor(key));
   const TensorView view = tensor.View();
   const std::string_view name = tensor.info->name;
   if (view.elements() != count) {
@@ -47,8 +31,8 @@ Result<std::vector<float>> WeightLoader::Vector(const ModuleKey& key, int64_t co
   return values;
 }
 
-Result<std::vector<int32_t>> WeightLoader::RouterTable(const ModuleKey& key) const {
-  HB_ASSIGN_OR_RETURN(const CheckpointTensor tensor, checkpoint_->FindTensor(key));
+Result<std::vector<int32_t>> CheckpointWeights::RouterTable(const ModuleKey& key) const {
+  HB_ASSIGN_OR_RETURN(const CheckpointTensor tensor, checkpoint_.FindTensor(key));
   const TensorView view = tensor.View();
   if (const auto problem = RouterTableProblem(view, config().routed_experts)) {
     return MakeError("{}: {}", tensor.name(), *problem);
