@@ -213,18 +213,18 @@ Result<std::unique_ptr<halfbyte_moe_layer>> LayerFromTensors(const halfbyte_moe_
   HB_ASSIGN_OR_RETURN(const RouterParams router, ReadRouter(weights));
   HB_ASSIGN_OR_RETURN(ExpertPlacement placement, options.Placement(weights.experts));
   HB_ASSIGN_OR_RETURN(std::vector<ExpertWeights> experts, ReadExperts(weights, placement));
-  RoutedLayerParts parts{
-      .name = "weights",
-      .params = {.hidden = weights.hidden,
-                 .intermediate = weights.intermediate,
-                 .arithmetic = options.routed.arithmetic,
-                 .placement = weights.weight_after_down != 0 ? RoutingWeightPlacement::kAfterDown
-                                                             : RoutingWeightPlacement::kBeforeDown,
-                 .round_activations = options.routed.round_activations},
-      .placement = std::move(placement),
-      .experts = std::move(experts),
-      .routing = {.params = router},
-      .input_scales = InputScalesOf(weights)};
+  RoutedLayerParts parts{.name = "weights",
+                         .params = {.hidden = weights.hidden,
+                                    .intermediate = weights.intermediate,
+                                    .arithmetic = options.routed.arithmetic,
+                                    .routing_weight = weights.weight_after_down != 0
+                                                          ? RoutingWeightPlacement::kAfterDown
+                                                          : RoutingWeightPlacement::kBeforeDown,
+                                    .round_activations = options.routed.round_activations},
+                         .placement = std::move(placement),
+                         .experts = std::move(experts),
+                         .routing = {.params = router},
+                         .input_scales = InputScalesOf(weights)};
   if (weights.swiglu_limit > 0) parts.params.swiglu.limit = weights.swiglu_limit;
   if (parts.params.arithmetic == Arithmetic::kW4a4) {
     HB_ASSIGN_OR_RETURN(

@@ -83,7 +83,7 @@ struct Subject {
 
   // What a step reads of this expert.
   MemorySpan memory(LocalExpert expert) const {
-    const PackedExpert* packed = layer.packed_expert(expert);
+    const PackedExpert* packed = layer.products().packed_expert(expert);
     if (packed == nullptr) return experts.memory(Index(expert));
     const int64_t bytes = packed->gate.bytes() + packed->up.bytes() + packed->down.bytes();
     return {reinterpret_cast<const std::byte*>(packed->gate.data), static_cast<size_t>(bytes)};
@@ -91,7 +91,7 @@ struct Subject {
 };
 
 std::string_view KernelName(const Context& context, const MoeLayer& layer) {
-  const PackedKernel* kernel = layer.packed_kernel(context);
+  const PackedKernel* kernel = layer.products().kernel(context);
   return kernel == nullptr ? "stored weights" : kernel->name;
 }
 
@@ -169,7 +169,7 @@ Result<Subject> Bench::MakeSubject(Arithmetic arithmetic) const {
   HB_ASSIGN_OR_RETURN(MoeLayer layer, MoeLayer::Create(params, placement_, experts.weights(),
                                                        "bench moe", packing));
   const double seconds = Seconds(Clock::now() - start);
-  const bool packed = layer.packed_expert(LocalExpert{0}) != nullptr;
+  const bool packed = layer.products().packed_expert(LocalExpert{0}) != nullptr;
   HB_ASSIGN_OR_RETURN(
       const double rate,
       SumOverRanks(ranks_, static_cast<double>(mine.experts * mine.expert_bytes()) / seconds));

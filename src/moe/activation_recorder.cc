@@ -103,7 +103,7 @@ void ActivationRecorder::OnDownInput(const Sample& sample) {
   const MoeParams& params = layer_.params();
   const float limit = params.swiglu.limit;
   const float clamped = limit * (limit + std::abs(params.swiglu.add)) * kBf16Slack;
-  const bool weighed = params.placement == RoutingWeightPlacement::kBeforeDown;
+  const bool weighed = params.routing_weight == RoutingWeightPlacement::kBeforeDown;
   for (int64_t r = 0; r < sample.rows.rows; ++r) {
     const int64_t slot = sample.plan.slot_of_padded_row(r);
     if (slot == DispatchPlan::kNone) continue;

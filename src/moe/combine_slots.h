@@ -20,7 +20,7 @@ void CombineSlots(const Context& context, const Routing& routing, const MoeParam
   constexpr int64_t kMinPiece = 4096;  // multiply-adds that outweigh the start of a piece
   const int64_t width = out.columns;
   const int64_t top_k = routing.top_k();
-  const bool weigh = params.placement == RoutingWeightPlacement::kAfterDown;
+  const bool weigh = params.routing_weight == RoutingWeightPlacement::kAfterDown;
   context.pool().ParallelFor(
       out.rows, std::max<int64_t>(1, kMinPiece / std::max<int64_t>(1, width * top_k)),
       [&](int64_t begin, int64_t end) {

@@ -87,7 +87,7 @@ std::vector<MoeParams> AllParams(const TestLayer& layer) {
     for (const auto placement :
          {RoutingWeightPlacement::kBeforeDown, RoutingWeightPlacement::kAfterDown}) {
       all.push_back(layer.Params(arithmetic));
-      all.back().placement = placement;
+      all.back().routing_weight = placement;
     }
   }
   all.push_back(layer.Params(Arithmetic::kW4a4));

@@ -4,9 +4,10 @@
 #include <cmath>
 
 #include "base/check.h"
-#include "kernels/linear/linear.h"
 #include "kernels/quantize_nvfp4/quantize_nvfp4.h"
 #include "moe/combine_slots.h"
+#include "moe/packed_products.h"
+#include "moe/stored_products.h"
 #include "tensor/scale_layout.h"
 
 namespace halfbyte {
@@ -18,19 +19,8 @@ constexpr int64_t kMinPiece = 65536;
 // what is left for each thread, down to that part of all its work.
 constexpr int64_t kPartOfTheRest = 4;
 constexpr int64_t kLeastPart = 64;
-// Rows made into operands that outweigh it.
-constexpr int64_t PreparedGrain(int64_t columns) {
-  constexpr int64_t kMinPrepared = 1024;  // numbers
-  return std::max<int64_t>(1, kMinPrepared / std::max<int64_t>(1, columns));
-}
 // Output channels of a piece are a multiple of a block, so that register tiles stay whole.
 constexpr int64_t kChannelStep = 16;
-
-// The weight without its global scale, which alpha carries.
-WeightMatrix Unscaled(WeightMatrix w) {
-  w.global_scale = GlobalScale(1.0f);
-  return w;
-}
 
 // Runs body(task) for pieces of `channels` output channels of every expert that has rows.
 // `row_work` is the multiply-adds of one channel for one row.
@@ -80,14 +70,6 @@ void Quantize(const Context& context, MatrixView<const float> x,
   if (stats != nullptr) *stats += *seen;
 }
 
-// out = code * block_scale of what was just quantized.
-void Decode(const Context& context, int64_t rows, int64_t columns, const MoeWorkspace& workspace,
-            float* out) {
-  DequantizeNvfp4(
-      context,
-      {rows, columns, workspace.codes.get(), workspace.block_scales.get(), GlobalScale(1.0f)}, out);
-}
-
 Status CheckWeight(const WeightMatrix& w, int64_t rows, int64_t columns, Arithmetic arithmetic,
                    std::string_view name, GlobalExpert global, std::string_view part) {
   const int32_t expert = Index(global);
@@ -110,41 +92,6 @@ Status CheckWeight(const WeightMatrix& w, int64_t rows, int64_t columns, Arithme
 }
 
 }  // namespace
-
-std::string_view ArithmeticName(Arithmetic arithmetic) {
-  switch (arithmetic) {
-    case Arithmetic::kRef:
-      return "ref";
-    case Arithmetic::kW4a16:
-      return "w4a16";
-    case Arithmetic::kW4a4:
-      return "w4a4";
-    case Arithmetic::kW4a8:
-      return "w4a8";
-  }
-  return "?";
-}
-
-PackedArithmetic PackedArithmeticOf(Arithmetic arithmetic, PackedFormat weights) {
-  switch (arithmetic) {
-    case Arithmetic::kW4a4:
-      return PackedArithmetic::kW4a4;
-    case Arithmetic::kW4a8:
-      return PackedArithmetic::kW4a8;
-    case Arithmetic::kW4a16:
-      return Bf16ArithmeticOf(weights);
-    case Arithmetic::kRef:
-      break;  // has no packed form
-  }
-  HB_CHECK(false, "no packed arithmetic for {}", ArithmeticName(arithmetic));
-}
-
-std::optional<Arithmetic> ArithmeticFromName(std::string_view name) {
-  for (const Arithmetic a : kArithmetics) {
-    if (ArithmeticName(a) == name) return a;
-  }
-  return std::nullopt;
-}
 
 Result<GlobalScale> StaticActivationScale(std::span<const float> input_scales,
                                           std::string_view name, int headroom) {
@@ -193,25 +140,28 @@ Result<MoeLayer> MoeLayer::Create(const MoeParams& params, ExpertPlacement place
     HB_RETURN_IF_ERROR(check(experts[e].up, params.intermediate, params.hidden, "up"));
     HB_RETURN_IF_ERROR(check(experts[e].down, params.hidden, params.intermediate, "down"));
   }
-  MoeLayer layer(params, std::move(placement), std::move(experts));
+  int64_t weight_bytes = 0;
+  for (const ExpertWeights& e : experts) {
+    weight_bytes += e.gate.bytes() + e.up.bytes() + e.down.bytes();
+  }
+  MoeLayer layer(params, std::move(placement), weight_bytes);
+  std::optional<PackedExperts> packed;
   if (IsFourBitOnly(params.arithmetic) ||
       (params.arithmetic == Arithmetic::kW4a16 && params.round_activations)) {
     ThreadPool caller(1);
     HB_ASSIGN_OR_RETURN(
-        layer.packed_,
-        PackedExperts::Pack(packing.pool != nullptr ? *packing.pool : caller, layer.experts_,
-                            layer.placement_, packing.release, name));
+        packed, PackedExperts::Pack(packing.pool != nullptr ? *packing.pool : caller, experts,
+                                    layer.placement_, packing.release, name));
   }
-  if (params.arithmetic == Arithmetic::kW4a8 && !layer.packed_) {
+  if (packed) {
+    layer.products_ = std::make_unique<PackedProducts>(*std::move(packed), params.arithmetic);
+  } else if (params.arithmetic == Arithmetic::kW4a8) {
     return MakeError("{}: MXFP4 scales of one matrix span more than w4a8 takes; use w4a16", name);
+  } else {
+    layer.products_ =
+        std::make_unique<StoredProducts>(std::move(experts), params.arithmetic == Arithmetic::kRef);
   }
   return layer;
-}
-
-int64_t MoeLayer::weight_bytes() const {
-  int64_t sum = 0;
-  for (const ExpertWeights& e : experts_) sum += e.gate.bytes() + e.up.bytes() + e.down.bytes();
-  return sum;
 }
 
 void MoeLayer::CheckCall(MatrixView<const float> hidden, const Routing& routing,
@@ -238,8 +188,11 @@ void MoeLayer::Run(const Context& context, MatrixView<const float> hidden, const
   const MoeLimits& limits = workspace.limits;
   for (int64_t t = 0; t < hidden.rows; t += limits.tokens) {
     const int64_t count = std::min(limits.tokens, hidden.rows - t);
-    RunBlock({context, hidden.Rows(t, count), routing.Rows(t, count), out.Rows(t, count), workspace,
-              counters});
+    const Block block{
+        context, hidden.Rows(t, count), routing.Rows(t, count), out.Rows(t, count), workspace,
+        counters};
+    ComputeSlots(block);
+    Combine(block);
   }
 }
 
@@ -275,17 +228,12 @@ int64_t MoeLayer::RunSlots(const Context& context, MatrixView<const float> hidde
   return local;
 }
 
-void MoeLayer::RunBlock(const Block& block) const {
-  ComputeSlots(block);
-  Combine(block);
-}
-
 void MoeLayer::ComputeSlots(const Block& block) const {
   const Status planned = block.workspace.plan.Build(placement_, block.routing.topk_ids);
   HB_CHECK(planned.has_value(), "{}", planned.error().message);
   const DispatchPlan& plan = block.workspace.plan;
   if (observer_ != nullptr) observer_->OnGateUpInput({block.hidden, block.routing, plan});
-  Gather(block);
+  PrepareTokens(block);
   GateUp(block);
   if (observer_ != nullptr) {
     const MatrixView<const float> h{block.workspace.gate.get(), plan.offsets().padded_rows(),
@@ -296,104 +244,14 @@ void MoeLayer::ComputeSlots(const Block& block) const {
   Down(block);
 }
 
-const PackedKernel* MoeLayer::packed_kernel(const Context& context) const {
-  if (!packed_) return nullptr;
-  return &BestPackedKernel(PackedArithmeticOf(params_.arithmetic, packed_->format()),
-                           context.isa());
-}
-
-// operands, row_scales of a padded row = row `from` of x, or of its codes in kW4a4.
-void MoeLayer::PrepareOperand(const Block& block, MatrixView<const float> x, int64_t from,
-                              int64_t row) const {
-  MoeWorkspace& ws = block.workspace;
-  const PackedKernel& kernel = *packed_kernel(block.context);
-  const int64_t width = x.columns;
-  std::byte* operand = ws.operands.get() + row * OperandRowBytes(kernel.format, width);
-  if (params_.arithmetic == Arithmetic::kW4a4) {
-    PrepareNvfp4Row(ws.codes.get() + from * (width / 2),
-                    ws.block_scales.get() + from * (width / kNvfp4Block), width, operand);
-    ws.row_scales[static_cast<size_t>(row)] =
-        ws.quantized_scales[static_cast<size_t>(from)].value();
-  } else {
-    PrepareRow(kernel, x.row(from), width, operand);
-    ws.row_scales[static_cast<size_t>(row)] = 1.0f;
-  }
-}
-
-// The same for all slots of the tokens [begin, end): each token is prepared once.
-void MoeLayer::PrepareTokens(const Block& block, int64_t begin, int64_t end) const {
-  MoeWorkspace& ws = block.workspace;
-  const int64_t top_k = block.routing.top_k();
-  const int64_t row_bytes = OperandRowBytes(packed_kernel(block.context)->format, params_.hidden);
-  for (int64_t t = begin; t < end; ++t) {
-    int64_t first = DispatchPlan::kNone;
-    for (int64_t slot = t * top_k; slot < (t + 1) * top_k; ++slot) {
-      const int64_t row = ws.plan.padded_row_of_slot(slot);
-      if (row == DispatchPlan::kNone) continue;
-      if (first == DispatchPlan::kNone) {
-        first = row;
-        PrepareOperand(block, block.hidden, t, row);
-      } else {
-        std::copy_n(ws.operands.get() + first * row_bytes, row_bytes,
-                    ws.operands.get() + row * row_bytes);
-        ws.row_scales[static_cast<size_t>(row)] = ws.row_scales[static_cast<size_t>(first)];
-      }
-    }
-  }
-}
-
-// y's columns [task.begin, task.end) of the expert's rows times the matrix, without global scales.
-// The rows are operands, or `rows` [padded rows, columns of the matrix] if the layer is not packed.
-void MoeLayer::Multiply(const Block& block, const float* rows, const MoeWorkspace::Task& task,
-                        const Factor& factor, MatrixView<float> y) const {
-  const int64_t first = block.workspace.plan.offsets().begin(task.expert);
-  if (factor.packed != nullptr) {
-    const PackedKernel& kernel = *packed_kernel(block.context);
-    const int64_t row_bytes = OperandRowBytes(kernel.format, factor.packed->columns);
-    PackedLinearRange(kernel, *factor.packed, block.workspace.operands.get() + first * row_bytes,
-                      task.begin, task.end, y);
-    return;
-  }
-  const WeightMatrix w = Unscaled(*factor.stored);
-  const MatrixView<const float> x{rows + first * w.columns, y.rows, w.columns};
-  if (params_.arithmetic == Arithmetic::kRef) {
-    LinearF64Range(x, w, task.begin, task.end, y);
-  } else {
-    LinearRange(block.context, x, w, task.begin, task.end, y);
-  }
-}
-
-// rows or operands = each slot's hidden row, for kW4a4 from its codes; row_scales = its global
-// scale.
-void MoeLayer::Gather(const Block& block) const {
-  MoeWorkspace& ws = block.workspace;
+void MoeLayer::PrepareTokens(const Block& block) const {
   const bool quantized = params_.arithmetic == Arithmetic::kW4a4;
-  const int64_t top_k = block.routing.top_k();
   if (quantized) {
-    Quantize(block.context, block.hidden, params_.gate_up_input_scale, ws,
+    Quantize(block.context, block.hidden, params_.gate_up_input_scale, block.workspace,
              block.counters ? &block.counters->gate_up : nullptr);
   }
-  if (packed_) {
-    return block.context.pool().ParallelFor(
-        block.hidden.rows, PreparedGrain(params_.hidden),
-        [&](int64_t begin, int64_t end) { PrepareTokens(block, begin, end); });
-  }
-  if (quantized) {
-    Decode(block.context, block.hidden.rows, params_.hidden, ws, ws.activations.get());
-  }
-  const float* from = quantized ? ws.activations.get() : block.hidden.data;
-  const int64_t width = params_.hidden;
-  block.context.pool().ParallelFor(
-      ws.plan.offsets().padded_rows(),
-      std::max<int64_t>(1, kMinPiece / std::max<int64_t>(1, width)),
-      [&](int64_t begin, int64_t end) {
-        for (int64_t row = begin; row < end; ++row) {
-          const int64_t token = ws.plan.slot_of_padded_row(row) / top_k;
-          std::copy_n(from + token * width, width, ws.rows.get() + row * width);
-          ws.row_scales[static_cast<size_t>(row)] =
-              quantized ? ws.quantized_scales[static_cast<size_t>(token)].value() : 1.0f;
-        }
-      });
+  products_->PrepareTokens(block.context, block.hidden, block.routing.top_k(), quantized,
+                           block.workspace);
 }
 
 // gate = h: both products and the activation, a range of channels at a time.
@@ -401,16 +259,16 @@ void MoeLayer::GateUp(const Block& block) const {
   MoeWorkspace& ws = block.workspace;
   const ExpertOffsets& offsets = ws.plan.offsets();
   const int64_t width = params_.intermediate;
-  const bool weigh = params_.placement == RoutingWeightPlacement::kBeforeDown;
+  const bool weigh = params_.routing_weight == RoutingWeightPlacement::kBeforeDown;
   ForEachPiece(block.context, ws, width, 2 * params_.hidden, [&](const MoeWorkspace::Task& task) {
-    const Factor w1 = FactorOf(task.expert, &ExpertWeights::gate, &PackedExpert::gate);
-    const Factor w3 = FactorOf(task.expert, &ExpertWeights::up, &PackedExpert::up);
     const int64_t first = offsets.begin(task.expert);
     const int64_t count = offsets.count(task.expert);
     const MatrixView<float> gate{ws.gate.get() + first * width, count, width};
     const MatrixView<float> up{ws.up.get() + first * width, count, width};
-    Multiply(block, ws.rows.get(), task, w1, gate);
-    Multiply(block, ws.rows.get(), task, w3, up);
+    products_->Multiply(block.context, ExpertMatrix::kGate, task, ws, gate);
+    products_->Multiply(block.context, ExpertMatrix::kUp, task, ws, up);
+    const float gate_scale = products_->global_scale(ExpertMatrix::kGate, task.expert);
+    const float up_scale = products_->global_scale(ExpertMatrix::kUp, task.expert);
     for (int64_t r = 0; r < count; ++r) {
       const int64_t slot = ws.plan.slot_of_padded_row(first + r);
       const float scale = ws.row_scales[static_cast<size_t>(first + r)];
@@ -419,36 +277,23 @@ void MoeLayer::GateUp(const Block& block) const {
                  .up = up.row(r) + task.begin,
                  .h = gate.row(r) + task.begin,
                  .n = task.end - task.begin,
-                 .alpha_gate = scale * w1.global_scale(),
-                 .alpha_up = scale * w3.global_scale(),
+                 .alpha_gate = scale * gate_scale,
+                 .alpha_up = scale * up_scale,
                  .weight = weigh ? block.routing.topk_weights.data[slot] : 1.0f,
                  .rounding = params_.round_activations ? Rounding::kBf16 : Rounding::kNone});
     }
   });
 }
 
-// operands = h; or gate = h, for kW4a4 from its codes. row_scales = the rows' global scales.
 void MoeLayer::PrepareH(const Block& block) const {
-  MoeWorkspace& ws = block.workspace;
   const bool quantized = params_.arithmetic == Arithmetic::kW4a4;
-  const MatrixView<const float> h{ws.gate.get(), ws.plan.offsets().padded_rows(),
-                                  params_.intermediate};
+  const MatrixView<float> h{block.workspace.gate.get(),
+                            block.workspace.plan.offsets().padded_rows(), params_.intermediate};
   if (quantized) {
-    Quantize(block.context, h, params_.down_input_scale, ws,
+    Quantize(block.context, h, params_.down_input_scale, block.workspace,
              block.counters ? &block.counters->down : nullptr);
   }
-  if (packed_) {
-    return block.context.pool().ParallelFor(h.rows, PreparedGrain(h.columns),
-                                            [&](int64_t begin, int64_t end) {
-                                              for (int64_t row = begin; row < end; ++row)
-                                                PrepareOperand(block, h, row, row);
-                                            });
-  }
-  if (!quantized) return;
-  Decode(block.context, h.rows, h.columns, ws, ws.gate.get());
-  for (int64_t r = 0; r < h.rows; ++r) {
-    ws.row_scales[static_cast<size_t>(r)] = ws.quantized_scales[static_cast<size_t>(r)].value();
-  }
+  products_->PrepareH(block.context, h, quantized, block.workspace);
 }
 
 // rows = slot values.
@@ -457,13 +302,13 @@ void MoeLayer::Down(const Block& block) const {
   const ExpertOffsets& offsets = ws.plan.offsets();
   const int64_t width = params_.hidden;
   ForEachPiece(block.context, ws, width, params_.intermediate, [&](const MoeWorkspace::Task& task) {
-    const Factor w2 = FactorOf(task.expert, &ExpertWeights::down, &PackedExpert::down);
+    const float scale = products_->global_scale(ExpertMatrix::kDown, task.expert);
     const int64_t first = offsets.begin(task.expert);
     const int64_t count = offsets.count(task.expert);
     const MatrixView<float> values{ws.rows.get() + first * width, count, width};
-    Multiply(block, ws.gate.get(), task, w2, values);
+    products_->Multiply(block.context, ExpertMatrix::kDown, task, ws, values);
     for (int64_t r = 0; r < count; ++r) {
-      const float alpha = ws.row_scales[static_cast<size_t>(first + r)] * w2.global_scale();
+      const float alpha = ws.row_scales[static_cast<size_t>(first + r)] * scale;
       for (int64_t n = task.begin; n < task.end; ++n) values.row(r)[n] *= alpha;
     }
   });

@@ -28,6 +28,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -35,44 +36,17 @@
 
 #include "base/result.h"
 #include "device/context.h"
-#include "kernels/packed_linear/packed_linear.h"
-#include "kernels/swiglu/swiglu.h"
 #include "moe/expert_placement.h"
+#include "moe/expert_products.h"
 #include "moe/expert_weights.h"
 #include "moe/moe_observer.h"
+#include "moe/moe_params.h"
 #include "moe/moe_workspace.h"
-#include "moe/packed_experts.h"
 #include "moe/router.h"
 #include "numerics/global_scale.h"
 #include "numerics/nvfp4_block.h"
-#include "tensor/weight_matrix.h"
 
 namespace halfbyte {
-
-enum class Arithmetic : uint8_t { kRef, kW4a16, kW4a4, kW4a8 };
-inline constexpr Arithmetic kArithmetics[] = {Arithmetic::kRef, Arithmetic::kW4a16,
-                                              Arithmetic::kW4a4, Arithmetic::kW4a8};
-std::string_view ArithmeticName(Arithmetic arithmetic);  // "ref", "w4a16", "w4a4", "w4a8"
-std::optional<Arithmetic> ArithmeticFromName(std::string_view name);
-
-// Where the routing weight is applied, once: to h before `down` (the model's definition) or to the
-// slot value after it.
-enum class RoutingWeightPlacement : uint8_t { kBeforeDown, kAfterDown };
-
-struct MoeParams {
-  int64_t hidden = 0;
-  int64_t intermediate = 0;
-  Arithmetic arithmetic = Arithmetic::kW4a16;
-  SwigluParams swiglu;
-  RoutingWeightPlacement placement = RoutingWeightPlacement::kBeforeDown;
-  bool round_activations = true;
-  // kW4a4: one static scale per stage, equal for all experts and ranks, headroom included
-  // (StaticActivationScale); without one, each row's own amax / 2688.
-  std::optional<GlobalScale> gate_up_input_scale;
-  std::optional<GlobalScale> down_input_scale;
-  // Multiplies the sum of a token's slot values, fp32 (ScaleOn::kOutput of the router).
-  float output_scale = 1;
-};
 
 // The static scale of one stage: the largest of all experts' input_scale, times 2^headroom
 // (moe-layer.md §7). Error: an empty list, a scale that is not finite and positive or above
@@ -83,14 +57,6 @@ inline constexpr int kDefaultHeadroom = 5;
 inline constexpr float kLargestInputScale = 8;
 Result<GlobalScale> StaticActivationScale(std::span<const float> input_scales,
                                           std::string_view name, int headroom = kDefaultHeadroom);
-
-// Whether activations are quantized and weights must have four bits.
-constexpr bool IsFourBitOnly(Arithmetic arithmetic) {
-  return arithmetic == Arithmetic::kW4a4 || arithmetic == Arithmetic::kW4a8;
-}
-
-// How the packed kernels compute it with such weights; kRef aborts, it has no packed form.
-PackedArithmetic PackedArithmeticOf(Arithmetic arithmetic, PackedFormat weights);
 
 // What the activation quantizers of kW4a4 saw.
 struct MoeCounters {
@@ -142,14 +108,8 @@ class MoeLayer {
 
   const MoeParams& params() const { return params_; }
   const ExpertPlacement& placement() const { return placement_; }
-  // Bytes of weights as stored.
-  int64_t weight_bytes() const;
-  // What computes the products; null: kernels/linear, from the stored bytes.
-  const PackedKernel* packed_kernel(const Context& context) const;
-  // What the products of this expert are computed from; null if that is the stored bytes.
-  const PackedExpert* packed_expert(LocalExpert e) const {
-    return packed_ ? &(*packed_)[e] : nullptr;
-  }
+  int64_t weight_bytes() const { return weight_bytes_; }  // as stored
+  const ExpertProducts& products() const { return *products_; }
 
  private:
   // One piece of tokens on its way through the layer; the steps below run in this order.
@@ -162,33 +122,13 @@ class MoeLayer {
     MoeCounters* counters;
   };
 
-  // One matrix of an expert in the form that the products are computed from.
-  struct Factor {
-    const WeightMatrix* stored;
-    const PackedMatrix* packed;  // null if the layer is not packed
-    float global_scale() const {
-      return packed != nullptr ? packed->global_scale.value() : stored->global_scale.value();
-    }
-  };
-  Factor FactorOf(LocalExpert e, WeightMatrix ExpertWeights::*stored,
-                  PackedMatrix PackedExpert::*packed) const {
-    return {&(experts_[static_cast<size_t>(Index(e))].*stored),
-            packed_ ? &((*packed_)[e].*packed) : nullptr};
-  }
-  void PrepareOperand(const Block& block, MatrixView<const float> x, int64_t from,
-                      int64_t row) const;
-  void PrepareTokens(const Block& block, int64_t begin, int64_t end) const;
-  void Multiply(const Block& block, const float* rows, const MoeWorkspace::Task& task,
-                const Factor& factor, MatrixView<float> y) const;
-
-  MoeLayer(const MoeParams& params, ExpertPlacement placement, std::vector<ExpertWeights> experts)
-      : params_(params), placement_(std::move(placement)), experts_(std::move(experts)) {}
+  MoeLayer(const MoeParams& params, ExpertPlacement placement, int64_t weight_bytes)
+      : params_(params), placement_(std::move(placement)), weight_bytes_(weight_bytes) {}
 
   void CheckCall(MatrixView<const float> hidden, const Routing& routing,
                  const MoeWorkspace& workspace) const;
-  void RunBlock(const Block& block) const;
   void ComputeSlots(const Block& block) const;  // all steps but the last
-  void Gather(const Block& block) const;
+  void PrepareTokens(const Block& block) const;
   void GateUp(const Block& block) const;
   void PrepareH(const Block& block) const;
   void Down(const Block& block) const;
@@ -196,8 +136,8 @@ class MoeLayer {
 
   MoeParams params_;
   ExpertPlacement placement_;
-  std::vector<ExpertWeights> experts_;
-  std::optional<PackedExperts> packed_;
+  int64_t weight_bytes_;
+  std::unique_ptr<const ExpertProducts> products_;
   MoeObserver* observer_ = nullptr;
 };
 

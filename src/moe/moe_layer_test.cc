@@ -43,8 +43,8 @@ TEST(MoeLayer, EqualsTheReferencePipelineBitForBit) {  // R29, R37, R41, R44, R5
         if (per_token && arithmetic != Arithmetic::kW4a4) continue;  // they have no such scales
         for (const bool before_down : {false, true}) {
           MoeParams params = layer.Params(arithmetic);
-          params.placement = before_down ? RoutingWeightPlacement::kBeforeDown
-                                         : RoutingWeightPlacement::kAfterDown;
+          params.routing_weight = before_down ? RoutingWeightPlacement::kBeforeDown
+                                              : RoutingWeightPlacement::kAfterDown;
           params.output_scale = before_down ? 1.0f : 2.5f;
           if (!per_token) params.gate_up_input_scale = GlobalScale(0.004f);
           if (!per_token) params.down_input_scale = GlobalScale(0.031f);
@@ -136,7 +136,7 @@ TEST(MoeLayer, WeightZeroContributesZeroAndDuplicatesCountTwice) {  // R46
   for (const RoutingWeightPlacement placement :
        {RoutingWeightPlacement::kBeforeDown, RoutingWeightPlacement::kAfterDown}) {
     MoeParams params = layer.Params(Arithmetic::kW4a16);
-    params.placement = placement;
+    params.routing_weight = placement;
     TestInput input(kShape, 10);
     input.weights[1] = 0;
     TestInput without = input;
@@ -156,7 +156,7 @@ TEST(MoeLayer, TheRoutingWeightIsAppliedOnceOnEitherSide) {  // R47, RTE-04, TST
   const TestInput input(kShape, 12);
   MoeParams params = layer.Params(Arithmetic::kW4a16);
   const std::vector<float> before = layer.Run(params, input);
-  params.placement = RoutingWeightPlacement::kAfterDown;
+  params.routing_weight = RoutingWeightPlacement::kAfterDown;
   const std::vector<float> after = layer.Run(params, input);
   const Agreement agreement = Compare(after, before, kShape.hidden);
   EXPECT_LT(agreement.relative_l2, 0x1p-8);  // the roundings of h to bf16 differ

@@ -139,7 +139,7 @@ std::vector<float> SlotValue(const ExpertWeights& expert, const MoeParams& param
              .n = params.intermediate,
              .alpha_gate = gate.alpha,
              .alpha_up = up.alpha,
-             .weight = params.placement == RoutingWeightPlacement::kBeforeDown ? weight : 1.0f,
+             .weight = params.routing_weight == RoutingWeightPlacement::kBeforeDown ? weight : 1.0f,
              .rounding = params.round_activations ? Rounding::kBf16 : Rounding::kNone});
   Product value = RowTimes(h, expert.down, params, params.down_input_scale);
   for (float& v : value.sums) v *= value.alpha;
@@ -279,7 +279,7 @@ std::vector<float> ReferencePipeline(const TestLayer& layer, const MoeParams& pa
         SlotValue(layer.experts[static_cast<size_t>(id)], params, {x, x + shape.hidden}, weight);
     float* sum = out.data() + s / shape.top_k * shape.hidden;
     for (size_t n = 0; n < value.size(); ++n) {
-      sum[n] = params.placement == RoutingWeightPlacement::kBeforeDown
+      sum[n] = params.routing_weight == RoutingWeightPlacement::kBeforeDown
                    ? sum[n] + value[n]
                    : std::fma(weight, value[n], sum[n]);
     }

@@ -65,7 +65,7 @@ TEST(PackedExperts, ExpertsOfDifferentFormatsKeepTheStoredBytes) {
   for (size_t e = 0; e < test.experts.size(); ++e) test.experts[e].down = fp8.experts[e].down;
   const TestInput input(kSmallShape, 8);
   const MoeParams params = test.Params(Arithmetic::kW4a16);
-  EXPECT_EQ(test.Layer(params).packed_expert(LocalExpert{0}), nullptr);
+  EXPECT_EQ(test.Layer(params).products().packed_expert(LocalExpert{0}), nullptr);
   EXPECT_LT(
       Compare(test.Run(params, input), ExactLayer(test, input), kSmallShape.hidden).relative_l2,
       0x1p-7);

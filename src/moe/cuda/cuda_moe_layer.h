@@ -107,7 +107,7 @@ class CudaMoeLayer {
                 std::string_view name, const std::function<void(LocalExpert)>& release);
   Status CheckCall(const CudaMoeCall& call, const CudaMoeWorkspace& workspace) const;
   bool WeightsBeforeDown() const {
-    return params_.placement == RoutingWeightPlacement::kBeforeDown;
+    return params_.routing_weight == RoutingWeightPlacement::kBeforeDown;
   }
   bool GateUpRequantizes(const CudaMoeCall& call) const;
   sm90::FewSlots FewSlotsOf(const CudaMoeCall& call) const;  // none, if they are many

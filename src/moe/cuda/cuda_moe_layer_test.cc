@@ -126,7 +126,7 @@ TEST_F(CudaMoeLayerTest, TheActivationAndTheWeightsPlaceAreParameters) {  // R47
   const TestLayer layer(shape, WeightFormat::kNvfp4, 11, 20);  // wide: the clamp is at work
   const TestInput input(shape, 12);
   for (MoeParams params : AllParams(layer)) {
-    params.placement = RoutingWeightPlacement::kAfterDown;
+    params.routing_weight = RoutingWeightPlacement::kAfterDown;
     params.output_scale = 2.5f;
     Compare(layer, params, input);
     params.swiglu = {};
