@@ -187,7 +187,7 @@ void SinkhornMix(const float* logits, int streams, int iterations, float eps, fl
 void HcPre(const Context& context, const HyperConnection& hc, MatrixView<const float> streams,
            Rounding rounding, MatrixView<float> mix, MatrixView<float> x, MatrixView<float> post,
            MatrixView<float> comb) {
-  Linear(context, streams, hc.fn, mix);
+  LinearSegments(context, streams, hc.fn, mix);
   constexpr int64_t kTokensPerPiece = 4;  // about a microsecond; of NormFactors
   context.pool().ParallelFor(streams.rows, kTokensPerPiece, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; t += kTokensPerPiece) {
@@ -218,7 +218,7 @@ void HcPost(const Context& context, MatrixView<const float> x, MatrixView<const 
 
 void HcHead(const Context& context, const HyperConnection& hc, MatrixView<const float> streams,
             Rounding rounding, MatrixView<float> mix, MatrixView<float> y) {
-  Linear(context, streams, hc.fn, mix);
+  LinearSegments(context, streams, hc.fn, mix);
   context.pool().ParallelFor(
       streams.rows, RowsPerPiece(streams.columns), [&](int64_t begin, int64_t end) {
         for (int64_t t = begin; t < end; ++t) {

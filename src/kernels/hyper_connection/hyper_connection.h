@@ -1,6 +1,7 @@
 // Manifold-constrained hyper-connections: n residual streams per token, mixed before and after
 // every attention and MoE block (deepseek-v4.md §2.1). All in fp32; exp is that of
-// kernels/simd16_exp.h, so bits depend on no C library.
+// kernels/simd16_exp.h, so bits depend on no C library. The sums over a token's streams, of squares
+// and of products with fn, are in segments (kernels/segment_sum.h).
 #pragma once
 
 #include <cstdint>

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "kernels/linear/linear.h"
+#include "kernels/rms_norm/rms_norm.h"
 #include "kernels/test_rows.h"
 
 namespace halfbyte {
@@ -223,6 +225,28 @@ TEST(HcPre, EqualsTheDefinition) {  // R112
     EXPECT_TRUE(Near(result.x, x, [&](size_t i) { return x_tolerance[i]; })) << n << ' ' << dim;
     EXPECT_TRUE(Near(result.post, post, [&](size_t i) { return post_tolerance[i]; }));
     EXPECT_TRUE(Near(result.comb, comb, [&](size_t i) { return comb_tolerance[i]; }));
+  }
+}
+
+TEST(HcPre, PostWeightsAreThoseOfSumsInSegments) {
+  Site site(4, 300, 5, false, 15, Rounding::kNone);  // five segments, the last one of 176
+  const int64_t columns = 4 * site.dim;
+  // What the norm makes of a 1 is its factor.
+  for (int64_t t = 0; t < 5; ++t) site.streams[static_cast<size_t>(t * columns)] = 1;
+  std::vector<float> mix(static_cast<size_t>(site.tokens * site.outputs));
+  LinearSegmentsReference(site.Streams(), site.hc.fn, {mix.data(), site.tokens, site.outputs});
+  const std::vector<float> ones(static_cast<size_t>(columns), 1.0f);
+  std::vector<float> normed(static_cast<size_t>(site.tokens * columns));
+  RmsNormReference(site.Streams(), nullptr, site.hc.norm_eps, Rounding::kNone,
+                   {normed.data(), site.tokens, columns});
+  const PreResult result = Pre(site, Rounding::kNone);
+  for (int64_t t = 0; t < site.tokens; ++t) {
+    for (int64_t j = 0; j < 4; ++j) {
+      const float logit = mix[static_cast<size_t>(t * site.outputs + 4 + j)];
+      const float factor = normed[static_cast<size_t>(t * columns)];
+      EXPECT_EQ(result.post[static_cast<size_t>(t * 4 + j)],
+                PostWeight(logit * factor * site.scale[1] + site.base[static_cast<size_t>(4 + j)]));
+    }
   }
 }
 

@@ -31,6 +31,34 @@ void CheckShapes(MatrixView<const float> x, const WeightMatrix& w, MatrixView<fl
            WeightFormatName(w.format));
 }
 
+void RunRange(const Context& context, MatrixView<const float> x, const WeightMatrix& w,
+              bool segments, int64_t begin, int64_t end, MatrixView<float> y) {
+  CheckShapes(x, w, y);
+  HB_CHECK(0 <= begin && begin <= end && end <= w.rows, "rows [{}, {}) of {}", begin, end, w.rows);
+  const LinearArguments arguments{
+      .x = x.data,
+      .y = y.data,
+      .w = &w,
+      .tokens = x.rows,
+      .k = w.columns,
+      .n = w.rows,
+      .begin = begin,
+      .end = end,
+      .row_bytes = w.row_bytes(),
+      .scale_row_bytes = w.scale_columns() * DTypeSize(w.scale_dtype),
+      .segments = segments,
+      .factor = w.format == WeightFormat::kNvfp4 ? w.global_scale.value() : 1.0f};
+  switch (context.isa()) {
+    case CpuIsa::kScalar:
+      return simd_scalar::LinearTile(arguments);
+    case CpuIsa::kAvx2:
+      return simd_avx2::LinearTile(arguments);
+    case CpuIsa::kAvx512:
+    case CpuIsa::kAmx:
+      return simd_avx512::LinearTile(arguments);
+  }
+}
+
 }  // namespace
 
 int64_t LinearGrain(const Context& context, int64_t tokens, const WeightMatrix& w) {
@@ -45,29 +73,7 @@ int64_t LinearGrain(const Context& context, int64_t tokens, const WeightMatrix& 
 
 void LinearRange(const Context& context, MatrixView<const float> x, const WeightMatrix& w,
                  int64_t begin, int64_t end, MatrixView<float> y) {
-  CheckShapes(x, w, y);
-  HB_CHECK(0 <= begin && begin <= end && end <= w.rows, "rows [{}, {}) of {}", begin, end, w.rows);
-  const LinearArguments arguments{
-      .x = x.data,
-      .y = y.data,
-      .w = &w,
-      .tokens = x.rows,
-      .k = w.columns,
-      .n = w.rows,
-      .begin = begin,
-      .end = end,
-      .row_bytes = w.row_bytes(),
-      .scale_row_bytes = w.scale_columns() * DTypeSize(w.scale_dtype),
-      .factor = w.format == WeightFormat::kNvfp4 ? w.global_scale.value() : 1.0f};
-  switch (context.isa()) {
-    case CpuIsa::kScalar:
-      return simd_scalar::LinearTile(arguments);
-    case CpuIsa::kAvx2:
-      return simd_avx2::LinearTile(arguments);
-    case CpuIsa::kAvx512:
-    case CpuIsa::kAmx:
-      return simd_avx512::LinearTile(arguments);
-  }
+  RunRange(context, x, w, /*segments=*/false, begin, end, y);
 }
 
 void Linear(const Context& context, MatrixView<const float> x, const WeightMatrix& w,
@@ -75,6 +81,14 @@ void Linear(const Context& context, MatrixView<const float> x, const WeightMatri
   context.pool().ParallelFor(
       w.rows, LinearGrain(context, x.rows, w),
       [&](int64_t begin, int64_t end) { LinearRange(context, x, w, begin, end, y); });
+}
+
+void LinearSegments(const Context& context, MatrixView<const float> x, const WeightMatrix& w,
+                    MatrixView<float> y) {
+  context.pool().ParallelFor(w.rows, LinearGrain(context, x.rows, w),
+                             [&](int64_t begin, int64_t end) {
+                               RunRange(context, x, w, /*segments=*/true, begin, end, y);
+                             });
 }
 
 }  // namespace halfbyte

@@ -28,16 +28,22 @@ namespace halfbyte {
 void Linear(const Context& context, MatrixView<const float> x, const WeightMatrix& w,
             MatrixView<float> y);
 
-// Columns [begin, end) of y only, in the calling thread: for callers that run their own parallel
-// loop over several products. Same bits as Linear.
+// The same with long sums that several processors may share (segment_sum.h): rules 2 to 4 hold for
+// each segment of 256 columns, whose sums are added in a binary tree.
+void LinearSegments(const Context& context, MatrixView<const float> x, const WeightMatrix& w,
+                    MatrixView<float> y);
+
+// Columns [begin, end) of y of Linear only, in the calling thread: for callers that run their own
+// parallel loop over several products. Same bits.
 void LinearRange(const Context& context, MatrixView<const float> x, const WeightMatrix& w,
                  int64_t begin, int64_t end, MatrixView<float> y);
 
 // Rows of w that make one piece of a parallel loop worth starting: a multiple of 4.
 int64_t LinearGrain(const Context& context, int64_t tokens, const WeightMatrix& w);
 
-// The rule above as a plain loop: what every fast variant must equal bit for bit.
+// The rules above as plain loops: what every fast variant must equal bit for bit.
 void LinearReference(MatrixView<const float> x, const WeightMatrix& w, MatrixView<float> y);
+void LinearSegmentsReference(MatrixView<const float> x, const WeightMatrix& w, MatrixView<float> y);
 
 // The judge: exact weights (FP8 and NVFP4 scales included without rounding), double products and a
 // double sum in ascending k, rounded to fp32 at the end. Scalar and slow; used by `--arithmetic

@@ -44,7 +44,37 @@ void RunLinear(benchmark::State& state, WeightFormat format, int64_t tokens, int
       runs * 2.0 * static_cast<double>(tokens * kRows * kColumns), benchmark::Counter::kIsRate);
 }
 
+// The mix of a hyper-connection site of V4-Flash.
+void RunSegments(benchmark::State& state, int64_t tokens, int threads) {
+  constexpr int64_t kMixRows = 24;
+  constexpr int64_t kStreams = 4 * 4096;
+  ThreadPool pool(threads);
+  const Context context(pool);
+  const std::vector<float> data(static_cast<size_t>(kMixRows * kStreams), 0.25f);
+  const WeightMatrix w{.format = WeightFormat::kF32,
+                       .rows = kMixRows,
+                       .columns = kStreams,
+                       .data = reinterpret_cast<const std::byte*>(data.data())};
+  const std::vector<float> x(static_cast<size_t>(tokens * kStreams), 0.5f);
+  std::vector<float> y(static_cast<size_t>(tokens * kMixRows));
+  for (auto _ : state) {
+    LinearSegments(context, {x.data(), tokens, kStreams}, w, {y.data(), tokens, kMixRows});
+    benchmark::ClobberMemory();
+  }
+  state.counters["flops"] = benchmark::Counter(
+      2.0 * static_cast<double>(state.iterations() * tokens * kMixRows * kStreams),
+      benchmark::Counter::kIsRate);
+}
+
 void Register() {
+  for (const int64_t tokens : {1, 8, 512}) {
+    for (const int threads : {1, 2}) {
+      const std::string name = fmt::format("LinearSegments/f32/T{}/threads{}", tokens, threads);
+      benchmark::RegisterBenchmark(name.c_str(), RunSegments, tokens, threads)
+          ->UseRealTime()
+          ->Unit(benchmark::kMicrosecond);
+    }
+  }
   for (const WeightFormat format :
        {WeightFormat::kF32, WeightFormat::kBf16, WeightFormat::kF16, WeightFormat::kFp8,
         WeightFormat::kNvfp4, WeightFormat::kMxfp4}) {

@@ -1,9 +1,11 @@
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
 
 #include "base/check.h"
 #include "kernels/linear/linear.h"
+#include "kernels/segment_sum.h"
 #include "numerics/e2m1.h"
 #include "numerics/e4m3.h"
 #include "numerics/nvfp4_block.h"
@@ -19,7 +21,7 @@ void DecodeRow(WeightMatrix w, int64_t row, float* out) {
   DequantizeRow(w, row, out);
 }
 
-float LaneDot(const float* x, const float* w, int64_t k) {
+float LaneDot(const float* x, const float* w, int64_t k, float factor) {
   float lanes[kLanes] = {};
   for (int64_t begin = 0; begin < k; begin += kLanes) {
     for (int l = 0; l < kLanes; ++l) {
@@ -30,7 +32,34 @@ float LaneDot(const float* x, const float* w, int64_t k) {
   for (int width = kLanes / 2; width >= 1; width /= 2) {
     for (int l = 0; l < width; ++l) lanes[l] += lanes[l + width];
   }
-  return lanes[0];
+  return lanes[0] * factor;
+}
+
+float SegmentsDot(const float* x, const float* w, int64_t k, float factor) {
+  std::vector<float> sums;
+  for (int64_t begin = 0; begin < k; begin += kSegmentColumns) {
+    sums.push_back(LaneDot(x + begin, w + begin, std::min(kSegmentColumns, k - begin), factor));
+  }
+  while (sums.size() > 1) {
+    std::vector<float> pairs;
+    for (size_t i = 0; i < sums.size(); i += 2) {
+      pairs.push_back(i + 1 < sums.size() ? sums[i] + sums[i + 1] : sums[i]);
+    }
+    sums = pairs;
+  }
+  return sums.empty() ? 0.0f : sums[0];
+}
+
+void MultiplyByReference(MatrixView<const float> x, const WeightMatrix& w, MatrixView<float> y,
+                         float (*dot)(const float* x, const float* w, int64_t k, float factor)) {
+  const float factor = w.format == WeightFormat::kNvfp4 ? w.global_scale.value() : 1.0f;
+  std::vector<float> row(static_cast<size_t>(w.columns));
+  for (int64_t n = 0; n < w.rows; ++n) {
+    DecodeRow(w, n, row.data());
+    for (int64_t t = 0; t < x.rows; ++t) {
+      y.row(t)[n] = dot(x.row(t), row.data(), w.columns, factor);
+    }
+  }
 }
 
 // The rows of w in double: products with a scale are exact there.
@@ -50,14 +79,12 @@ void DecodeRowF64(const WeightMatrix& w, int64_t row, double* out) {
 }  // namespace
 
 void LinearReference(MatrixView<const float> x, const WeightMatrix& w, MatrixView<float> y) {
-  std::vector<float> row(static_cast<size_t>(w.columns));
-  for (int64_t n = 0; n < w.rows; ++n) {
-    DecodeRow(w, n, row.data());
-    for (int64_t t = 0; t < x.rows; ++t) {
-      const float sum = LaneDot(x.row(t), row.data(), w.columns);
-      y.row(t)[n] = w.format == WeightFormat::kNvfp4 ? sum * w.global_scale.value() : sum;
-    }
-  }
+  MultiplyByReference(x, w, y, LaneDot);
+}
+
+void LinearSegmentsReference(MatrixView<const float> x, const WeightMatrix& w,
+                             MatrixView<float> y) {
+  MultiplyByReference(x, w, y, SegmentsDot);
 }
 
 void LinearF64Range(MatrixView<const float> x, const WeightMatrix& w, int64_t begin, int64_t end,

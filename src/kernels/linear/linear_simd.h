@@ -19,6 +19,7 @@ struct LinearArguments {
   int64_t end = 0;
   int64_t row_bytes = 0;        // of w's data
   int64_t scale_row_bytes = 0;  // of w's scales
+  bool segments = false;        // in the order of LinearSegments
   float factor = 1;             // of each sum: NVFP4's global_scale, else 1 (which changes no bit)
 };
 

@@ -116,18 +116,48 @@ std::string Describe(const WeightMatrix& w, int64_t tokens, CpuIsa isa) {
                      tokens, CpuIsaName(isa));
 }
 
-// Fast variants on every instruction set, against the plain loop, for one weight.
+// Fast variants on every instruction set, against the plain loops, for one weight.
 void ExpectReferenceBits(const OwnedWeight& w, std::initializer_list<int64_t> token_counts) {
   ThreadPool pool(2);
   for (const int64_t tokens : token_counts) {
     const std::vector<float> x = RandomActivations(tokens * w.matrix.columns, 7);
+    const MatrixView<const float> rows{x.data(), tokens, w.matrix.columns};
     std::vector<float> expected(static_cast<size_t>(tokens * w.matrix.rows));
-    LinearReference({x.data(), tokens, w.matrix.columns}, w.matrix,
-                    {expected.data(), tokens, w.matrix.rows});
+    const MatrixView<float> y{expected.data(), tokens, w.matrix.rows};
+    LinearReference(rows, w.matrix, y);
     for (const CpuIsa isa : SupportedCpuIsas()) {
       EXPECT_TRUE(SameBits(Compute(Context(pool, isa), x, tokens, w.matrix), expected))
           << Describe(w.matrix, tokens, isa);
     }
+    LinearSegmentsReference(rows, w.matrix, y);
+    for (const CpuIsa isa : SupportedCpuIsas()) {
+      std::vector<float> in_segments(expected.size(), NAN);
+      LinearSegments(Context(pool, isa), rows, w.matrix, {in_segments.data(), y.rows, y.columns});
+      EXPECT_TRUE(SameBits(in_segments, expected))
+          << "in segments: " << Describe(w.matrix, tokens, isa);
+    }
+  }
+}
+
+TEST(Linear, SegmentsAreAddedAsPairsOfNeighboursLevelByLevel) {
+  // One number per segment, so large and small that every other order gives another sum.
+  const float a = 0x1p24f;
+  for (const auto& [segments, expected] : std::vector<std::pair<std::vector<float>, float>>{
+           {{a, 1, 1, -a}, (a + 1) + (1 - a)},
+           {{a, 1, 1}, (a + 1) + 1},
+           {{1, 1, a, 1, 1}, ((1 + 1.0f) + (a + 1)) + 1},
+           {{1, 1, 1, 1, a, 3, 1}, 4 + ((a + 3) + 1)},
+           {{1, 1, 1, 1, a, 1, 1, 1, -a}, (4 + ((a + 1) + 2.0f)) + -a}}) {
+    const auto k = static_cast<int64_t>(segments.size()) * 256 - 200;  // the last one is shorter
+    std::vector<float> row(static_cast<size_t>(k)), y(1);
+    for (size_t s = 0; s < segments.size(); ++s) row[s * 256 + 5 * s] = segments[s];
+    const std::vector<float> ones(row.size(), 1.0f);
+    const WeightMatrix w{.format = WeightFormat::kF32,
+                         .rows = 1,
+                         .columns = k,
+                         .data = reinterpret_cast<const std::byte*>(row.data())};
+    LinearSegmentsReference({ones.data(), 1, k}, w, {y.data(), 1, 1});
+    EXPECT_EQ(y[0], expected) << segments.size() << " segments";
   }
 }
 

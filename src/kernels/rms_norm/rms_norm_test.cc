@@ -57,6 +57,24 @@ TEST(RmsNorm, EqualsTheDefinitionOverOddShapes) {
   }
 }
 
+TEST(RmsNorm, EqualsThePlainLoopsBitForBit) {
+  for (const int64_t columns : {1, 17, 128, 255, 256, 257, 512, 700, 768, 1536, 4096, 4100}) {
+    for (const int64_t rows : {1, 2, 4, 7}) {
+      const std::vector<float> x = RandomNormal(rows * columns, 11);
+      const std::vector<float> weight = RandomNormal(columns, 12);
+      std::vector<float> expected(x.size());
+      RmsNormReference({x.data(), rows, columns}, weight.data(), kEps, Rounding::kBf16,
+                       {expected.data(), rows, columns});
+      EXPECT_TRUE(SameBits(Compute(1, x, columns, weight.data(), Rounding::kBf16), expected))
+          << rows << " x " << columns;
+      RmsNormReference({x.data(), rows, columns}, nullptr, kEps, Rounding::kNone,
+                       {expected.data(), rows, columns});
+      EXPECT_TRUE(SameBits(Compute(1, x, columns, nullptr, Rounding::kNone), expected))
+          << rows << " x " << columns;
+    }
+  }
+}
+
 TEST(RmsNorm, EpsKeepsZeroRowsFiniteAndShrinksTinyOnes) {
   const std::vector<float> zeros(33);
   EXPECT_EQ(Compute(1, zeros, 33, nullptr, Rounding::kNone), zeros);
