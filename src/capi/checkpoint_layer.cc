@@ -1,5 +1,7 @@
 #include "capi/moe_handles.h"
 #include "model/checkpoint_weights.h"
+#include "moe/cpu_expert_layer.h"
+#include "moe/cuda/cuda_expert_layer.h"
 
 namespace halfbyte {
 
@@ -8,8 +10,9 @@ Result<std::unique_ptr<halfbyte_moe_layer>> LayerFromParts(RoutedLayerParts part
   auto handle = std::make_unique<halfbyte_moe_layer>();
   handle->gpu = options.gpu;
   handle->threads = options.gpu ? 0 : options.threads;
-  HB_ASSIGN_OR_RETURN(handle->backend, options.gpu ? CreateCudaBackend(std::move(parts), options)
-                                                   : CreateCpuBackend(std::move(parts), options));
+  HB_ASSIGN_OR_RETURN(handle->experts,
+                      options.gpu ? CreateCudaExpertLayer(std::move(parts), *options.gpu)
+                                  : CreateCpuExpertLayer(std::move(parts), options.threads));
   return handle;
 }
 
@@ -24,9 +27,8 @@ Result<std::unique_ptr<halfbyte_moe_layer>> LayerFromCheckpoint(const char* dire
                      config.layer_count() - 1);
   }
   HB_ASSIGN_OR_RETURN(const ExpertPlacement placement, options.Placement(config.routed_experts));
-  HB_ASSIGN_OR_RETURN(
-      RoutedLayerParts parts,
-      RoutedLayerParts::Load(CheckpointWeights(*checkpoint), layer, options.routed, placement));
+  HB_ASSIGN_OR_RETURN(RoutedLayerParts parts, LoadRoutedLayer(CheckpointWeights(*checkpoint), layer,
+                                                              options.routed, placement));
   HB_ASSIGN_OR_RETURN(auto handle, LayerFromParts(std::move(parts), options));
   handle->checkpoint = std::move(checkpoint);
   return handle;

@@ -3,8 +3,8 @@
 #include <memory>
 
 #include "base/thread_pool.h"
-#include "capi/moe_backend.h"
 #include "capi/versioned_struct.h"
+#include "moe/cuda/cuda_expert_layer.h"
 
 namespace halfbyte {
 namespace {
@@ -65,7 +65,10 @@ Result<std::optional<int32_t>> ReadDevice(const halfbyte_moe_options& given) {
                      given.device);
   }
   if (given.device == HALFBYTE_MOE_CPU) return std::nullopt;
-  HB_RETURN_IF_ERROR(CheckCudaDevice(given.device_ordinal));
+  if (const Status usable = CheckGpu(given.device_ordinal); !usable) {
+    return MakeError(usable.error().kind, "options.device: {}, or choose HALFBYTE_MOE_CPU",
+                     usable.error().message);
+  }
   return given.device_ordinal;
 }
 

@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "base/result.h"
-#include "model/routed_layer.h"
+#include "model/load_routed_layer.h"
 #include "moe/expert_placement.h"
 
 namespace halfbyte {

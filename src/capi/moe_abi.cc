@@ -1,4 +1,4 @@
-// The functions of include/halfbyte/moe.h: check, then ask the layer's backend. The contract stands
+// The functions of include/halfbyte/moe.h: check, then ask the layer. The contract stands
 // there.
 #include <optional>
 #include <string>
@@ -71,10 +71,10 @@ Result<MoeLimits> LimitsOf(const Layer& layer, int64_t max_tokens) {
   if (max_tokens < 1 || max_tokens > kMaxTokens) {
     return MakeError("max_tokens: {} is outside 1..{}", max_tokens, kMaxTokens);
   }
-  const MoeParams& params = layer.backend->params();
+  const MoeParams& params = layer.experts->params();
   const MoeLimits limits{.tokens = max_tokens,
-                         .top_k = layer.backend->routing().params.top_k,
-                         .experts = layer.backend->placement().local_experts(),
+                         .top_k = layer.experts->routing().params.top_k,
+                         .experts = layer.experts->placement().local_experts(),
                          .hidden = params.hidden,
                          .intermediate = params.intermediate};
   const int64_t width = std::max(params.hidden, params.intermediate);
@@ -98,8 +98,8 @@ Status CheckDevice(const Layer& layer, const Workspace& workspace) {
 Status CheckFits(const Layer& layer, const Workspace& workspace) {
   HB_RETURN_IF_ERROR(CheckDevice(layer, workspace));
   const MoeLimits& limits = workspace.limits;
-  const MoeParams& params = layer.backend->params();
-  const int32_t experts = layer.backend->placement().local_experts();
+  const MoeParams& params = layer.experts->params();
+  const int32_t experts = layer.experts->placement().local_experts();
   if (experts <= limits.experts && params.hidden <= limits.hidden &&
       params.intermediate <= limits.intermediate) {
     return {};
@@ -117,6 +117,21 @@ Result<int64_t> RowBytes(int32_t type, int64_t width, std::string_view name) {
                    type);
 }
 
+// Of a type that RowBytes knows.
+RowType RowTypeOf(int32_t type) {
+  return type == HALFBYTE_MOE_BF16_ROWS ? RowType::kBf16 : RowType::kF32;
+}
+
+halfbyte_moe_stage_counters StageCounters(const Nvfp4BlockStats& stats) {
+  return {.blocks = stats.blocks,
+          .zero = stats.zero,
+          .flushed = stats.flushed,
+          .at_max = stats.at_max,
+          .clipped = stats.clipped,
+          .non_finite = stats.non_finite,
+          .amax = stats.amax};
+}
+
 Status CheckRun(const Layer& layer, const Workspace& workspace,
                 const halfbyte_moe_run_arguments& run) {
   HB_RETURN_IF_ERROR(CheckFits(layer, workspace));
@@ -125,11 +140,11 @@ Status CheckRun(const Layer& layer, const Workspace& workspace,
     return MakeError("tokens: {}, but the workspace takes 0..{}", run.tokens, most_tokens);
   }
   const int64_t most_choices =
-      std::min(layer.backend->routing().params.top_k, workspace.limits.top_k);
+      std::min(layer.experts->routing().params.top_k, workspace.limits.top_k);
   if (run.top_k < 1 || run.top_k > most_choices) {
     return MakeError("top_k: {} is outside 1..{}", run.top_k, most_choices);
   }
-  const int64_t width = layer.backend->params().hidden;
+  const int64_t width = layer.experts->params().hidden;
   HB_ASSIGN_OR_RETURN(const int64_t hidden_row, RowBytes(run.hidden_type, width, "hidden_type"));
   HB_ASSIGN_OR_RETURN(const int64_t out_row, RowBytes(run.out_type, width, "out_type"));
   const int64_t hidden_bytes = run.tokens * hidden_row;
@@ -155,7 +170,7 @@ Status CheckRoute(const Layer& layer, const Workspace& workspace,
   if (route.tokens < 0 || route.tokens > kMaxTokens) {
     return MakeError("tokens: {} is outside 0..{}", route.tokens, kMaxTokens);
   }
-  const RoutingRule& rule = layer.backend->routing();
+  const RoutingRule& rule = layer.experts->routing();
   const int64_t n = route.tokens;
   const int64_t choices = n * rule.params.top_k;
   HB_RETURN_IF_ERROR(CheckBuffer(route.logits, n * rule.params.experts, alignof(float), "logits"));
@@ -208,10 +223,10 @@ int halfbyte_moe_layer_create(const halfbyte_moe_weights* weights,
 int halfbyte_moe_layer_describe(const halfbyte_moe_layer* layer, halfbyte_moe_info* info) {
   return Guarded([&]() -> Result<int> {
     HB_RETURN_IF_ERROR(NotNull(layer, "layer"));
-    const MoeParams& params = layer->backend->params();
-    const ExpertPlacement& placement = layer->backend->placement();
-    const RoutingRule& routing = layer->backend->routing();
-    const BackendMemory memory = layer->backend->memory();
+    const MoeParams& params = layer->experts->params();
+    const ExpertPlacement& placement = layer->experts->placement();
+    const RoutingRule& routing = layer->experts->routing();
+    const ExpertLayerMemory memory = layer->experts->memory();
     const halfbyte_moe_info known{.experts = placement.experts(),
                                   .local_experts = placement.local_experts(),
                                   .hidden = params.hidden,
@@ -239,7 +254,7 @@ int halfbyte_moe_workspace_bytes(const halfbyte_moe_layer* layer, int64_t max_to
     HB_RETURN_IF_ERROR(NotNull(layer, "layer"));
     HB_RETURN_IF_ERROR(NotNull(bytes, "bytes"));
     HB_ASSIGN_OR_RETURN(const MoeLimits limits, LimitsOf(*layer, max_tokens));
-    *bytes = layer->backend->WorkspaceBytes(limits);
+    *bytes = static_cast<uint64_t>(layer->experts->WorkspaceBytes(limits));
     return HALFBYTE_MOE_OK;
   });
 }
@@ -252,7 +267,7 @@ int halfbyte_moe_workspace_create(const halfbyte_moe_layer* layer, int64_t max_t
     auto workspace = std::make_unique<Workspace>();
     workspace->gpu = layer->gpu;
     workspace->limits = limits;
-    HB_ASSIGN_OR_RETURN(workspace->memory, layer->backend->CreateWorkspace(limits));
+    HB_ASSIGN_OR_RETURN(workspace->memory, layer->experts->CreateWorkspace(limits));
     return workspace;
   });
 }
@@ -269,7 +284,23 @@ int halfbyte_moe_run(const halfbyte_moe_layer* layer, halfbyte_moe_workspace* wo
     if (!claim) return FailBusy();
     HB_RETURN_IF_ERROR(CheckRun(*layer, *workspace, run));
     if (run.tokens == 0) return HALFBYTE_MOE_OK;
-    return layer->backend->Run(*workspace->memory, run);
+    HB_ASSIGN_OR_RETURN(const bool busy, workspace->memory->IsBusyFor(run.stream));
+    if (busy) {
+      return Fail(HALFBYTE_MOE_BUSY,
+                  "the workspace is in use by work in another stream; wait for that, or give every "
+                  "stream a workspace of its own");
+    }
+    HB_RETURN_IF_ERROR(
+        layer->experts->Run(*workspace->memory, {.hidden = run.hidden,
+                                                 .hidden_type = RowTypeOf(run.hidden_type),
+                                                 .topk_ids = run.topk_ids,
+                                                 .topk_weights = run.topk_weights,
+                                                 .tokens = run.tokens,
+                                                 .top_k = run.top_k,
+                                                 .out = run.out,
+                                                 .out_type = RowTypeOf(run.out_type),
+                                                 .stream = run.stream}));
+    return HALFBYTE_MOE_OK;
   });
 }
 
@@ -283,14 +314,25 @@ int halfbyte_moe_route(const halfbyte_moe_layer* layer, halfbyte_moe_workspace* 
     if (!claim) return FailBusy();
     HB_RETURN_IF_ERROR(CheckRoute(*layer, *workspace, route));
     if (route.tokens == 0) return HALFBYTE_MOE_OK;
-    return layer->backend->Route(*workspace->memory, route);
+    HB_RETURN_IF_ERROR(
+        layer->experts->Route(*workspace->memory, {.logits = route.logits,
+                                                   .token_ids = route.token_ids,
+                                                   .tokens = route.tokens,
+                                                   .topk_ids = route.topk_ids,
+                                                   .topk_weights = route.topk_weights,
+                                                   .stream = route.stream}));
+    return HALFBYTE_MOE_OK;
   });
 }
 
 int halfbyte_moe_read_counters(const halfbyte_moe_layer* layer, halfbyte_moe_counters* counters) {
   return Guarded([&]() -> Result<int> {
     HB_RETURN_IF_ERROR(NotNull(layer, "layer"));
-    HB_ASSIGN_OR_RETURN(const halfbyte_moe_counters known, layer->backend->ReadCounters());
+    HB_ASSIGN_OR_RETURN(const ExpertLayerCounters read, layer->experts->ReadCounters());
+    const halfbyte_moe_counters known{.gate_up = StageCounters(read.gate_up),
+                                      .down = StageCounters(read.down),
+                                      .routed_rows = read.router.rows,
+                                      .bad_rows = read.router.bad_rows};
     HB_RETURN_IF_ERROR(WriteStruct(known, kCountersFirst, counters, "counters"));
     return HALFBYTE_MOE_OK;
   });

@@ -186,7 +186,7 @@ TEST(MoeAbi, RoutesByTokenIdWhereTheCheckpointSaysSo) {
   route.topk_ids = ids.data();
   route.topk_weights = weights.data();
   ASSERT_EQ(halfbyte_moe_route(layer.get(), workspace.get(), &route), HALFBYTE_MOE_OK);
-  const auto& table = layer->backend->routing().table;
+  const auto& table = layer->experts->routing().table;
   for (size_t j = 0; j < 4; ++j) {
     EXPECT_EQ(ids[j], table[9 * 4 + j]);
     EXPECT_EQ(ids[4 + j], table[4095 * 4 + j]);
@@ -361,7 +361,7 @@ TEST(MoeAbi, ScalesOfAFileReplaceThoseOfTheCheckpointR75) {
     for (const int64_t l : {0, 5}) {
       const LayerHandle layer = OpenTinyLayer(l, &options);
       ASSERT_TRUE(layer);
-      const MoeParams& params = layer->backend->params();
+      const MoeParams& params = layer->experts->params();
       EXPECT_EQ(params.gate_up_input_scale->value(), file.GateUp(l) * factor);
       EXPECT_EQ(params.down_input_scale->value(), file.Down(l) * factor);
       auto info = HALFBYTE_MOE_INIT(halfbyte_moe_info);

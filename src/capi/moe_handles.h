@@ -8,22 +8,21 @@
 #include <optional>
 
 #include "capi/layer_options.h"
-#include "capi/moe_backend.h"
 #include "checkpoint/model_checkpoint.h"
-#include "moe/moe_workspace.h"
+#include "moe/expert_layer.h"
 
 struct halfbyte_moe_layer {
   std::unique_ptr<halfbyte::ModelCheckpoint>
       checkpoint;              // owns the bytes of the layer, if it is of one
   std::optional<int32_t> gpu;  // as in LayerOptions
   int threads = 0;             // of each workspace; 0 on a GPU
-  std::unique_ptr<halfbyte::MoeBackend> backend;
+  std::unique_ptr<halfbyte::ExpertLayer> experts;
 };
 
 struct halfbyte_moe_workspace {
   std::optional<int32_t> gpu;
   halfbyte::MoeLimits limits;
-  std::unique_ptr<halfbyte::MoeBackend::Workspace> memory;
+  std::unique_ptr<halfbyte::ExpertLayer::Workspace> memory;
   std::atomic<bool> in_use = false;
 };
 

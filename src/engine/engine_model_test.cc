@@ -8,7 +8,7 @@
 #include "engine/engine_test_requests.h"
 #include "engine/generator.h"
 #include "engine/model_executor.h"
-#include "model/routed_layer.h"
+#include "model/load_routed_layer.h"
 
 namespace halfbyte {
 namespace {

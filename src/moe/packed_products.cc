@@ -62,19 +62,17 @@ const PackedMatrix& PackedProducts::Of(ExpertMatrix matrix, LocalExpert expert) 
 void PackedProducts::PrepareTokens(const Context& context, MatrixView<const float> x, int64_t top_k,
                                    bool quantized, MoeWorkspace& ws) const {
   const PackedKernel& by = *kernel(context);
-  context.pool().ParallelFor(
-      x.rows, PreparedGrain(x.columns), [&](int64_t begin, int64_t end) {
-        for (int64_t t = begin; t < end; ++t) PrepareToken(by, x, t, top_k, quantized, ws);
-      });
+  context.pool().ParallelFor(x.rows, PreparedGrain(x.columns), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) PrepareToken(by, x, t, top_k, quantized, ws);
+  });
 }
 
 void PackedProducts::PrepareH(const Context& context, MatrixView<float> h, bool quantized,
                               MoeWorkspace& ws) const {
   const PackedKernel& by = *kernel(context);
-  context.pool().ParallelFor(
-      h.rows, PreparedGrain(h.columns), [&](int64_t begin, int64_t end) {
-        for (int64_t row = begin; row < end; ++row) PrepareOperand(by, h, row, quantized, row, ws);
-      });
+  context.pool().ParallelFor(h.rows, PreparedGrain(h.columns), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) PrepareOperand(by, h, row, quantized, row, ws);
+  });
 }
 
 void PackedProducts::Multiply(const Context& context, ExpertMatrix matrix,

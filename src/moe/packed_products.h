@@ -24,9 +24,7 @@ class PackedProducts : public ExpertProducts {
     return Of(matrix, expert).global_scale.value();
   }
   const PackedKernel* kernel(const Context& context) const override;
-  const PackedExpert* packed_expert(LocalExpert expert) const override {
-    return &experts_[expert];
-  }
+  const PackedExpert* packed_expert(LocalExpert expert) const override { return &experts_[expert]; }
 
  private:
   const PackedMatrix& Of(ExpertMatrix matrix, LocalExpert expert) const;

@@ -40,8 +40,7 @@ Result<MoeLayer> LoadShared(const WeightSource& source, int64_t layer, MoeParams
 Result<MoeBlock> MoeBlock::Load(const WeightSource& source, int64_t layer,
                                 const RoutedLayerOptions& options, const ExpertPlacement& placement,
                                 ThreadPool& pool) {
-  HB_ASSIGN_OR_RETURN(RoutedLayerParts parts,
-                      RoutedLayerParts::Load(source, layer, options, placement));
+  HB_ASSIGN_OR_RETURN(RoutedLayerParts parts, LoadRoutedLayer(source, layer, options, placement));
   HB_ASSIGN_OR_RETURN(RoutedLayer routed, RoutedLayer::Create(std::move(parts), pool));
   HB_ASSIGN_OR_RETURN(MoeLayer shared, LoadShared(source, layer, routed.experts.params(),
                                                   "layer " + std::to_string(layer), pool));

@@ -6,7 +6,7 @@
 
 #include "base/result.h"
 #include "device/arena.h"
-#include "model/routed_layer.h"
+#include "model/load_routed_layer.h"
 #include "model/weight_source.h"
 #include "moe/expert_exchange.h"
 #include "moe/moe_workspace.h"
@@ -16,7 +16,7 @@ namespace halfbyte {
 
 class MoeBlock {
  public:
-  // The routed experts of this rank (routed_layer.h), and the shared one.
+  // The routed experts of this rank (moe/routed_layer.h), and the shared one.
   static Result<MoeBlock> Load(const WeightSource& source, int64_t layer,
                                const RoutedLayerOptions& options, const ExpertPlacement& placement,
                                ThreadPool& pool);

@@ -1,9 +1,10 @@
-// Layers of the C interface on a GPU. Everything a call needs lies in GPU memory when the layer and
-// the workspace have been made.
-#include <bit>
+// Everything a call needs lies in GPU memory when the layer and the workspace have been made.
+#include "moe/cuda/cuda_expert_layer.h"
 
-#include "capi/last_error.h"
-#include "capi/moe_backend.h"
+#include <bit>
+#include <string_view>
+#include <utility>
+
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/cuda_stream.h"
 #include "device/cuda/device_buffer.h"
@@ -26,14 +27,18 @@ bool IsCapturing(cudaStream_t stream) {
 }
 
 // The memory, and which stream's work may still be using it.
-struct CudaWorkspace : MoeBackend::Workspace {
+struct CudaWorkspace : ExpertLayer::Workspace {
+  explicit CudaWorkspace(int ordinal_in) : ordinal(ordinal_in) {}
+
+  const int ordinal;
   CudaMoeWorkspace memory;
   CudaEvent done;  // of the last call that was not captured
   cudaStream_t stream = nullptr;
 
-  // Whether another stream is at work here. A captured call does nothing yet.
-  Result<bool> IsBusyFor(cudaStream_t other) const {
-    if (other == stream || IsCapturing(other)) return false;
+  // A captured call does nothing yet.
+  Result<bool> IsBusyFor(void* other) const override {
+    HB_ASSIGN_OR_RETURN(const auto scope, CudaDeviceScope::Enter(ordinal));
+    if (other == stream || IsCapturing(static_cast<cudaStream_t>(other))) return false;
     HB_ASSIGN_OR_RETURN(const bool idle, done.IsDone());
     return !idle;
   }
@@ -59,7 +64,7 @@ Status CheckDeviceMemory(const void* pointer, std::string_view name, int ordinal
   return {};
 }
 
-halfbyte_moe_stage_counters StageCounters(const Nvfp4DeviceStats& stats) {
+Nvfp4BlockStats HostStats(const Nvfp4DeviceStats& stats) {
   return {.blocks = static_cast<int64_t>(stats.blocks),
           .zero = static_cast<int64_t>(stats.zero),
           .flushed = static_cast<int64_t>(stats.flushed),
@@ -69,31 +74,31 @@ halfbyte_moe_stage_counters StageCounters(const Nvfp4DeviceStats& stats) {
           .amax = std::bit_cast<float>(stats.amax_bits)};
 }
 
-class CudaBackend : public MoeBackend {
+class CudaExpertLayer : public ExpertLayer {
  public:
-  static Result<std::unique_ptr<MoeBackend>> Create(const CudaDevice& device,
-                                                    RoutedLayerParts parts);
+  static Result<std::unique_ptr<ExpertLayer>> Create(const CudaDevice& device,
+                                                     RoutedLayerParts parts);
 
   const MoeParams& params() const override { return layer_.params(); }
   const ExpertPlacement& placement() const override { return layer_.placement(); }
   const RoutingRule& routing() const override { return routing_; }
-  BackendMemory memory() const override {
+  ExpertLayerMemory memory() const override {
     const int64_t beside = bias_.bytes() + table_.bytes() + counters_.bytes();
     return {.weight_bytes = weight_bytes_,
             .device_bytes = layer_.device_bytes() + beside,
             .peak_device_bytes = layer_.peak_device_bytes() + beside};
   }
 
-  uint64_t WorkspaceBytes(const MoeLimits& limits) const override {
-    return static_cast<uint64_t>(CudaMoeWorkspace::Bytes(limits));
+  int64_t WorkspaceBytes(const MoeLimits& limits) const override {
+    return CudaMoeWorkspace::Bytes(limits);
   }
   Result<std::unique_ptr<Workspace>> CreateWorkspace(const MoeLimits& limits) const override;
-  Result<int> Run(Workspace& workspace, const halfbyte_moe_run_arguments& run) const override;
-  Result<int> Route(Workspace& workspace, const halfbyte_moe_route_arguments& route) const override;
-  Result<halfbyte_moe_counters> ReadCounters() const override;
+  Status Run(Workspace& workspace, const ExpertCall& call) const override;
+  Status Route(Workspace& workspace, const RouteCall& call) const override;
+  Result<ExpertLayerCounters> ReadCounters() const override;
 
  private:
-  CudaBackend(int ordinal, CudaMoeLayer layer, RoutingRule routing, int64_t weight_bytes)
+  CudaExpertLayer(int ordinal, CudaMoeLayer layer, RoutingRule routing, int64_t weight_bytes)
       : ordinal_(ordinal),
         layer_(std::move(layer)),
         routing_(std::move(routing)),
@@ -101,8 +106,8 @@ class CudaBackend : public MoeBackend {
 
   Status UploadRouting();
   Status WarmUp() const;
-  Status CheckPointers(const halfbyte_moe_run_arguments& run) const;
-  Status CheckPointers(const halfbyte_moe_route_arguments& route) const;
+  Status CheckPointers(const ExpertCall& call) const;
+  Status CheckPointers(const RouteCall& call) const;
 
   int ordinal_;
   CudaMoeLayer layer_;
@@ -112,25 +117,22 @@ class CudaBackend : public MoeBackend {
   DeviceBuffer counters_;  // DeviceCounters
 };
 
-Result<std::unique_ptr<MoeBackend>> CudaBackend::Create(const CudaDevice& device,
-                                                        RoutedLayerParts parts) {
-  int64_t weight_bytes = 0;
-  for (const ExpertWeights& e : parts.experts) {
-    weight_bytes += e.gate.bytes() + e.up.bytes() + e.down.bytes();
-  }
+Result<std::unique_ptr<ExpertLayer>> CudaExpertLayer::Create(const CudaDevice& device,
+                                                             RoutedLayerParts parts) {
+  const int64_t weight_bytes = parts.weight_bytes();
   HB_ASSIGN_OR_RETURN(CudaMoeLayer layer,
                       CudaMoeLayer::Create(device, parts.params, std::move(parts.placement),
                                            parts.experts, parts.name, parts.release));
-  std::unique_ptr<CudaBackend> backend(
-      new CudaBackend(device.ordinal, std::move(layer), std::move(parts.routing), weight_bytes));
-  HB_RETURN_IF_ERROR(backend->UploadRouting());
-  HB_RETURN_IF_ERROR(backend->WarmUp());
-  return backend;
+  std::unique_ptr<CudaExpertLayer> expert_layer(new CudaExpertLayer(
+      device.ordinal, std::move(layer), std::move(parts.routing), weight_bytes));
+  HB_RETURN_IF_ERROR(expert_layer->UploadRouting());
+  HB_RETURN_IF_ERROR(expert_layer->WarmUp());
+  return expert_layer;
 }
 
 // Kernels are loaded when they run for the first time: here, not in a caller's stream or capture.
 // Nobody has a row in these calls.
-Status CudaBackend::WarmUp() const {
+Status CudaExpertLayer::WarmUp() const {
   constexpr int64_t kMostTokens = 64;
   const int64_t top_k = routing_.params.top_k, width = params().hidden;
   const MoeLimits limits{.tokens = kMostTokens,
@@ -163,7 +165,7 @@ Status CudaBackend::WarmUp() const {
   return stream.Synchronize();
 }
 
-Status CudaBackend::UploadRouting() {
+Status CudaExpertLayer::UploadRouting() {
   const auto upload = [](const auto& values, std::string_view what) {
     return DeviceBuffer::Upload(values.data(), std::ssize(values) * int64_t{sizeof(values[0])},
                                 what);
@@ -175,105 +177,97 @@ Status CudaBackend::UploadRouting() {
   return {};
 }
 
-Result<std::unique_ptr<MoeBackend::Workspace>> CudaBackend::CreateWorkspace(
+Result<std::unique_ptr<ExpertLayer::Workspace>> CudaExpertLayer::CreateWorkspace(
     const MoeLimits& limits) const {
   HB_ASSIGN_OR_RETURN(const auto scope, CudaDeviceScope::Enter(ordinal_));
-  auto workspace = std::make_unique<CudaWorkspace>();
+  auto workspace = std::make_unique<CudaWorkspace>(ordinal_);
   HB_ASSIGN_OR_RETURN(workspace->memory, CudaMoeWorkspace::Create(limits));
   HB_ASSIGN_OR_RETURN(workspace->done, CudaEvent::CreateUntimed());
   return workspace;
 }
 
-Status CudaBackend::CheckPointers(const halfbyte_moe_run_arguments& run) const {
-  if (run.hidden_type != HALFBYTE_MOE_BF16_ROWS) {
-    return MakeError("hidden_type: a GPU takes HALFBYTE_MOE_BF16_ROWS only");
-  }
-  HB_RETURN_IF_ERROR(CheckDeviceMemory(run.hidden, "hidden", ordinal_));
-  HB_RETURN_IF_ERROR(CheckDeviceMemory(run.topk_ids, "topk_ids", ordinal_));
-  HB_RETURN_IF_ERROR(CheckDeviceMemory(run.topk_weights, "topk_weights", ordinal_));
-  return CheckDeviceMemory(run.out, "out", ordinal_);
+Status CudaExpertLayer::CheckPointers(const ExpertCall& call) const {
+  if (call.hidden_type != RowType::kBf16) return MakeError("hidden: a GPU takes bf16 rows only");
+  HB_RETURN_IF_ERROR(CheckDeviceMemory(call.hidden, "hidden", ordinal_));
+  HB_RETURN_IF_ERROR(CheckDeviceMemory(call.topk_ids, "topk_ids", ordinal_));
+  HB_RETURN_IF_ERROR(CheckDeviceMemory(call.topk_weights, "topk_weights", ordinal_));
+  return CheckDeviceMemory(call.out, "out", ordinal_);
 }
 
-Result<int> CudaBackend::Run(Workspace& any, const halfbyte_moe_run_arguments& run) const {
+Status CudaExpertLayer::Run(Workspace& any, const ExpertCall& call) const {
   auto& workspace = static_cast<CudaWorkspace&>(any);
   HB_ASSIGN_OR_RETURN(const auto scope, CudaDeviceScope::Enter(ordinal_));
-  HB_RETURN_IF_ERROR(CheckPointers(run));
-  const auto stream = static_cast<cudaStream_t>(run.stream);
-  HB_ASSIGN_OR_RETURN(const bool busy, workspace.IsBusyFor(stream));
-  if (busy) {
-    return Fail(HALFBYTE_MOE_BUSY,
-                "the workspace is in use by work in another stream; wait for that, or give every "
-                "stream a workspace of its own");
-  }
-  const bool bf16 = run.out_type == HALFBYTE_MOE_BF16_ROWS;
-  const CudaMoeCall call{.hidden = static_cast<const Bf16*>(run.hidden),
-                         .topk_ids = run.topk_ids,
-                         .topk_weights = run.topk_weights,
-                         .tokens = run.tokens,
-                         .top_k = run.top_k,
-                         .out = run.out,
-                         .output = bf16 ? CudaMoeOutput::kBf16 : CudaMoeOutput::kF32,
-                         .counters = &counters_.as<DeviceCounters>()->layer};
-  HB_RETURN_IF_ERROR(layer_.Run(stream, call, workspace.memory));
+  HB_RETURN_IF_ERROR(CheckPointers(call));
+  const auto stream = static_cast<cudaStream_t>(call.stream);
+  const bool bf16 = call.out_type == RowType::kBf16;
+  const CudaMoeCall on_device{.hidden = static_cast<const Bf16*>(call.hidden),
+                              .topk_ids = call.topk_ids,
+                              .topk_weights = call.topk_weights,
+                              .tokens = call.tokens,
+                              .top_k = call.top_k,
+                              .out = call.out,
+                              .output = bf16 ? CudaMoeOutput::kBf16 : CudaMoeOutput::kF32,
+                              .counters = &counters_.as<DeviceCounters>()->layer};
+  HB_RETURN_IF_ERROR(layer_.Run(stream, on_device, workspace.memory));
   HB_RETURN_IF_ERROR(workspace.NoteUse(stream));
-  return HALFBYTE_MOE_OK;
+  return {};
 }
 
-Status CudaBackend::CheckPointers(const halfbyte_moe_route_arguments& route) const {
+Status CudaExpertLayer::CheckPointers(const RouteCall& call) const {
   if (routing_.params.experts > kMaxRouterExperts) {
     return MakeError("a GPU routes to at most {} experts, the layer has {}", kMaxRouterExperts,
                      routing_.params.experts);
   }
-  HB_RETURN_IF_ERROR(CheckDeviceMemory(route.logits, "logits", ordinal_));
-  HB_RETURN_IF_ERROR(CheckDeviceMemory(route.topk_ids, "topk_ids", ordinal_));
-  HB_RETURN_IF_ERROR(CheckDeviceMemory(route.topk_weights, "topk_weights", ordinal_));
+  HB_RETURN_IF_ERROR(CheckDeviceMemory(call.logits, "logits", ordinal_));
+  HB_RETURN_IF_ERROR(CheckDeviceMemory(call.topk_ids, "topk_ids", ordinal_));
+  HB_RETURN_IF_ERROR(CheckDeviceMemory(call.topk_weights, "topk_weights", ordinal_));
   if (!routing_.by_token_id()) return {};
-  return CheckDeviceMemory(route.token_ids, "token_ids", ordinal_);
+  return CheckDeviceMemory(call.token_ids, "token_ids", ordinal_);
 }
 
 // Needs no workspace.
-Result<int> CudaBackend::Route(Workspace&, const halfbyte_moe_route_arguments& route) const {
+Status CudaExpertLayer::Route(Workspace&, const RouteCall& call) const {
   HB_ASSIGN_OR_RETURN(const auto scope, CudaDeviceScope::Enter(ordinal_));
-  HB_RETURN_IF_ERROR(CheckPointers(route));
+  HB_RETURN_IF_ERROR(CheckPointers(call));
   const bool by_id = routing_.by_token_id();
-  const RouterCallArguments call{.logits = route.logits,
-                                 .tokens = route.tokens,
-                                 .bias = bias_.as<float>(),
-                                 .table = table_.as<int32_t>(),
-                                 .token_ids = by_id ? route.token_ids : nullptr,
-                                 .table_rows = by_id ? routing_.vocabulary() : 0,
-                                 .topk_ids = route.topk_ids,
-                                 .topk_weights = route.topk_weights,
-                                 .counters = &counters_.as<DeviceCounters>()->router};
+  const RouterCallArguments on_device{.logits = call.logits,
+                                      .tokens = call.tokens,
+                                      .bias = bias_.as<float>(),
+                                      .table = table_.as<int32_t>(),
+                                      .token_ids = by_id ? call.token_ids : nullptr,
+                                      .table_rows = by_id ? routing_.vocabulary() : 0,
+                                      .topk_ids = call.topk_ids,
+                                      .topk_weights = call.topk_weights,
+                                      .counters = &counters_.as<DeviceCounters>()->router};
   HB_RETURN_IF_ERROR(CudaStatus(
-      LaunchRouter(routing_.params, call, static_cast<cudaStream_t>(route.stream)), "router"));
-  return HALFBYTE_MOE_OK;
+      LaunchRouter(routing_.params, on_device, static_cast<cudaStream_t>(call.stream)), "router"));
+  return {};
 }
 
-Result<halfbyte_moe_counters> CudaBackend::ReadCounters() const {
+Result<ExpertLayerCounters> CudaExpertLayer::ReadCounters() const {
   HB_ASSIGN_OR_RETURN(const auto scope, CudaDeviceScope::Enter(ordinal_));
   HB_RETURN_IF_ERROR(CudaStatus(cudaDeviceSynchronize(), "work on the GPU"));
   DeviceCounters read;
   HB_RETURN_IF_ERROR(CudaStatus(
       cudaMemcpy(&read, counters_.data(), sizeof(read), cudaMemcpyDeviceToHost), "counters"));
-  return halfbyte_moe_counters{.gate_up = StageCounters(read.layer.gate_up),
-                               .down = StageCounters(read.layer.down),
-                               .routed_rows = static_cast<int64_t>(read.router.rows),
-                               .bad_rows = static_cast<int64_t>(read.router.bad_rows)};
+  return ExpertLayerCounters{.gate_up = HostStats(read.layer.gate_up),
+                             .down = HostStats(read.layer.down),
+                             .router = {.rows = static_cast<int64_t>(read.router.rows),
+                                        .bad_rows = static_cast<int64_t>(read.router.bad_rows)}};
 }
 
 }  // namespace
 
-Status CheckCudaDevice(int32_t ordinal) {
+Status CheckGpu(int32_t ordinal) {
   HB_ASSIGN_OR_RETURN(const CudaDevice found, CudaDevice::Find(ordinal));
   return {};
 }
 
-Result<std::unique_ptr<MoeBackend>> CreateCudaBackend(RoutedLayerParts parts,
-                                                      const LayerOptions& options) {
-  HB_ASSIGN_OR_RETURN(const CudaDevice device, CudaDevice::Find(*options.gpu));
+Result<std::unique_ptr<ExpertLayer>> CreateCudaExpertLayer(RoutedLayerParts parts,
+                                                           int32_t ordinal) {
+  HB_ASSIGN_OR_RETURN(const CudaDevice device, CudaDevice::Find(ordinal));
   HB_ASSIGN_OR_RETURN(const auto scope, CudaDeviceScope::Enter(device.ordinal));
-  return CudaBackend::Create(device, std::move(parts));
+  return CudaExpertLayer::Create(device, std::move(parts));
 }
 
 }  // namespace halfbyte

@@ -1,4 +1,4 @@
-#include "model/routed_layer.h"
+#include "model/load_routed_layer.h"
 
 #include <algorithm>
 #include <array>
@@ -65,9 +65,9 @@ MoeModelShape MoeShapeOf(const ModelConfig& config) {
           .intermediate = config.expert_size};
 }
 
-Result<RoutedLayerParts> RoutedLayerParts::Load(const WeightSource& source, int64_t layer,
-                                                const RoutedLayerOptions& options,
-                                                const ExpertPlacement& placement) {
+Result<RoutedLayerParts> LoadRoutedLayer(const WeightSource& source, int64_t layer,
+                                         const RoutedLayerOptions& options,
+                                         const ExpertPlacement& placement) {
   const ModelConfig& config = source.config();
   RoutedLayerParts parts{.name = fmt::format("layer {}", layer),
                          .params = {.hidden = config.hidden_size,
@@ -102,23 +102,6 @@ Result<RoutedLayerParts> RoutedLayerParts::Load(const WeightSource& source, int6
         source.Vector(ModuleKey::Layer(layer, Module::kRouterBias), config.routed_experts));
   }
   return parts;
-}
-
-Result<RoutedLayer> RoutedLayer::Create(RoutedLayerParts parts, ThreadPool& pool) {
-  const auto with_rule = [&](MoeLayer&& layer) {
-    return RoutedLayer{std::move(layer), std::move(parts.routing), std::move(parts.input_scales)};
-  };
-  return MoeLayer::Create(parts.params, std::move(parts.placement), std::move(parts.experts),
-                          parts.name, {.pool = &pool, .release = std::move(parts.release)})
-      .map(with_rule);
-}
-
-RouterCounters RoutingRule::Route(const Context& context, MatrixView<const float> logits,
-                                  std::span<const int32_t> token_ids,
-                                  MutableRouting routing) const {
-  if (!by_token_id()) return halfbyte::Route(context, params, logits, bias, routing);
-  return RouteByTable(context, params, logits, {table.data(), vocabulary(), params.top_k},
-                      token_ids, routing);
 }
 
 }  // namespace halfbyte
