@@ -8,19 +8,31 @@
 #include <vector>
 
 #include "kernels/row_math.h"
+#include "numerics/mxfp4_block.h"
 
 namespace halfbyte {
 namespace {
 
+// With keys that are decoded: a block's products and their sums do not round.
+float QueryDot(const IndexRow& row, const float* q, const float* key) {
+  if (row.format == IndexFormat::kF32) return Dot(q, key, row.dim);
+  float dot = 0;
+  for (int64_t begin = 0; begin < row.dim; begin += kMxfp4Block) {
+    const int64_t count = std::min<int64_t>(kMxfp4Block, row.dim - begin);
+    dot += Dot(q + begin, key + begin, count);
+  }
+  return dot;
+}
+
 float EntryScore(const Indexer& indexer, const float* q, const float* weights, const float* key) {
   const int64_t dim = indexer.row.dim;
-  float score = 0;
+  float lanes[4] = {};
   for (int64_t h = 0; h < indexer.heads; ++h) {
-    const float dot = Dot(q + h * dim, key, dim);
-    score += weights[h] * (dot < 0 ? 0.0f : dot);  // NaN stays
+    const float dot = QueryDot(indexer.row, q + h * dim, key);
+    float& lane = lanes[h % 8 / 2];
+    lane = std::fma(weights[h], dot < 0 ? 0.0f : dot, lane);  // NaN stays
   }
-  // A NaN would break the order that selection sorts by; such an entry comes last.
-  return std::isnan(score) ? -std::numeric_limits<float>::infinity() : score;
+  return (lanes[0] + lanes[2]) + (lanes[1] + lanes[3]);
 }
 
 // Writes the ids of the `keep` best scores, ascending.
@@ -59,11 +71,23 @@ void KeepBestAsReference(std::span<const float> scores, int64_t keep, int64_t en
   std::sort(indices, indices + keep);
 }
 
+// Scores of the entries that the i-th token of a sequence sees.
+void ScoreToken(const Indexer& indexer, const IndexerSequence& sequence, int64_t i,
+                MatrixView<const float> q, MatrixView<const float> weights, float* scores) {
+  static thread_local std::vector<float> key;
+  key.resize(static_cast<size_t>(indexer.row.dim));
+  const int64_t token = sequence.first + i;
+  const int64_t visible = (sequence.position + i + 1) / indexer.rate;
+  for (int64_t t = 0; t < visible; ++t) {
+    DecodeIndexRow(indexer.row, sequence.keys.row(t), key.data());
+    scores[t] = EntryScore(indexer, q.row(token), weights.row(token), key.data());
+  }
+}
+
 // What the i-th token of a sequence attends to.
 void SelectForToken(const Indexer& indexer, const IndexerSequence& sequence, int64_t i,
                     MatrixView<const float> q, MatrixView<const float> weights,
                     MatrixView<int32_t> indices, int32_t* counts) {
-  static thread_local std::vector<float> key;
   static thread_local std::vector<float> scores;
   static thread_local std::vector<int32_t> order;
   const int64_t token = sequence.first + i;
@@ -76,12 +100,11 @@ void SelectForToken(const Indexer& indexer, const IndexerSequence& sequence, int
     std::iota(out, out + keep, 0);
     return;
   }
-  key.resize(static_cast<size_t>(indexer.row.dim));
   scores.resize(static_cast<size_t>(visible));
-  for (int64_t t = 0; t < visible; ++t) {
-    DecodeIndexRow(indexer.row, sequence.keys.row(t), key.data());
-    scores[static_cast<size_t>(t)] =
-        EntryScore(indexer, q.row(token), weights.row(token), key.data());
+  ScoreToken(indexer, sequence, i, q, weights, scores.data());
+  // A NaN would break the order that selection sorts by; such an entry comes last.
+  for (float& score : scores) {
+    if (std::isnan(score)) score = -std::numeric_limits<float>::infinity();
   }
   if (indexer.reference_entries > 0) {
     KeepBestAsReference(scores, keep, indexer.reference_entries, out);
@@ -91,6 +114,16 @@ void SelectForToken(const Indexer& indexer, const IndexerSequence& sequence, int
 }
 
 }  // namespace
+
+void IndexScores(const Context& context, const Indexer& indexer,
+                 std::span<const IndexerSequence> sequences, MatrixView<const float> q,
+                 MatrixView<const float> weights, MatrixView<float> scores) {
+  context.pool().ParallelFor(CountTokens(sequences), 1, [&](int64_t begin, int64_t end) {
+    ForTokens(sequences, begin, end, [&](const IndexerSequence& sequence, int64_t i) {
+      ScoreToken(indexer, sequence, i, q, weights, scores.row(sequence.first + i));
+    });
+  });
+}
 
 void SelectEntries(const Context& context, const Indexer& indexer,
                    std::span<const IndexerSequence> sequences, MatrixView<const float> q,

@@ -29,9 +29,29 @@ struct IndexerSequence : TokenSpan {
 };
 
 // q: [tokens, heads * dim]; weights: [tokens, heads], factors included.
-// Score of entry t: sum_h weights_h * ReLU(q_h . k_t). Each token gets its min(top_k, visible) best
-// entries, ties to the lower entry, NaN scores last: indices [tokens, top_k] ascending, then -1;
-// counts [tokens].
+// scores: [tokens, at least the most entries that one of them sees, rounded up to kScoreTile]; each
+// row gets the scores of the entries that its token sees, which is all of it that has a meaning.
+// Score of entry t: sum_h weights_h * ReLU(q_h . k_t), in this order:
+//   1. q_h . k_t of kMxfp4: in a block of 32, query and key are integers (twice their codes'
+//      values) times a power of two each. The sum of a block is the integer sum of the 32 products,
+//      which is exact; it is multiplied by the product of the two powers and added to the blocks
+//      before, which start at 0, in one fused multiply-add. Of kF32: sixteen lanes (simd16.h).
+//   2. ReLU makes 0 of what is below 0; NaN stays.
+//   3. Four lanes start at 0; lane (h mod 8) / 2 takes its heads in ascending order, each by one
+//      fused multiply-add of its weight. The score is (lane 0 + lane 2) + (lane 1 + lane 3).
+void IndexScores(const Context& context, const Indexer& indexer,
+                 std::span<const IndexerSequence> sequences, MatrixView<const float> q,
+                 MatrixView<const float> weights, MatrixView<float> scores);
+
+inline constexpr int64_t kScoreTile = 32;
+
+// The rule as plain loops, bit for bit.
+void IndexScoresReference(const Indexer& indexer, std::span<const IndexerSequence> sequences,
+                          MatrixView<const float> q, MatrixView<const float> weights,
+                          MatrixView<float> scores);
+
+// Each token gets its min(top_k, visible) best entries, ties to the lower entry, NaN scores last:
+// indices [tokens, top_k] ascending, then -1; counts [tokens].
 void SelectEntries(const Context& context, const Indexer& indexer,
                    std::span<const IndexerSequence> sequences, MatrixView<const float> q,
                    MatrixView<const float> weights, MatrixView<int32_t> indices, int32_t* counts);

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <numeric>
+#include <optional>
 
 #include "kernels/test_rows.h"
 
@@ -65,6 +66,36 @@ struct Batch {
                   {weights.data(), tokens, indexer.heads},
                   {s.indices.data(), tokens, indexer.top_k}, s.counts.data());
     return s;
+  }
+
+  int64_t MostVisible() const {
+    int64_t most = 0;
+    for (const IndexerSequence& s : sequences) {
+      most = std::max(most, (s.position + s.count) / indexer.rate);
+    }
+    return most;
+  }
+  // Scores of all tokens, NaN where none belongs. No instruction set: the plain loops.
+  std::vector<std::vector<float>> Scores(std::optional<CpuIsa> isa, int threads = 1) const {
+    const int64_t columns = (MostVisible() + kScoreTile - 1) / kScoreTile * kScoreTile;
+    std::vector<float> all(static_cast<size_t>(tokens * columns), NAN);
+    const MatrixView<float> scores{all.data(), tokens, columns};
+    const MatrixView<const float> queries{q.data(), tokens, indexer.heads * indexer.row.dim};
+    const MatrixView<const float> of_heads{weights.data(), tokens, indexer.heads};
+    ThreadPool pool(threads);
+    if (isa) {
+      IndexScores(Context(pool, *isa), indexer, sequences, queries, of_heads, scores);
+    } else {
+      IndexScoresReference(indexer, sequences, queries, of_heads, scores);
+    }
+    std::vector<std::vector<float>> visible;
+    for (const IndexerSequence& s : sequences) {
+      for (int64_t i = 0; i < s.count; ++i) {
+        const float* row = scores.row(s.first + i);
+        visible.emplace_back(row, row + (s.position + i + 1) / indexer.rate);
+      }
+    }
+    return visible;
   }
 
   // §2.6 in double: score of `entry` for `token`, and how far fp32 may be from it.
@@ -140,6 +171,55 @@ TEST(Indexer, ChoosesTheBestEntriesByBruteForce) {
         batch.AddSequence(0, 90, 11);
         batch.AddSequence(63, 1, 21);
         ExpectDefinition(batch);
+      }
+    }
+  }
+}
+
+TEST(IndexScores, AreAddedInFourLanesOfHeads) {
+  // Ten heads whose shares are so different that every other order gives another sum.
+  const std::vector<float> shares = {0x1p24f, 1, 1, 0x1p25f, 3, 1, 1, -0x1p24f, 5, 0x1p26f};
+  Batch batch(10, 1, 1, {IndexFormat::kF32, 1});
+  batch.AddSequence(0, 1, 1);
+  const float one = 1;
+  batch.SetKey(0, 0, &one);
+  batch.q.assign(10, 1);
+  batch.weights = shares;
+  const float lanes[4] = {((0x1p24f + 1) + 5) + 0x1p26f, 1 + 0x1p25f, 3 + 1, 1 - 0x1p24f};
+  EXPECT_EQ(batch.Scores({})[0][0], (lanes[0] + lanes[2]) + (lanes[1] + lanes[3]));
+}
+
+TEST(IndexScores, EqualThePlainLoopsBitForBit) {
+  for (const IndexRow& row :
+       {IndexRow{IndexFormat::kF32, 24}, IndexRow{IndexFormat::kMxfp4, 4},
+        IndexRow{IndexFormat::kMxfp4, 32}, IndexRow{IndexFormat::kMxfp4, 64},
+        IndexRow{IndexFormat::kMxfp4, 128}, IndexRow{IndexFormat::kMxfp4, 256}}) {
+    for (const int64_t heads : {1, 2, 3, 7, 8, 10, 64}) {
+      Batch batch(heads, 4, 5, row);
+      batch.AddSequence(431, 1, 1);
+      batch.AddSequence(2, 9, 11);
+      batch.AddSequence(126, 70, 21);
+      // Rows of very different sizes within a key and within a query, and a query of zeros.
+      for (size_t i = 0; i < batch.q.size(); ++i) {
+        if (i / 32 % 5 == 3) batch.q[i] *= 0x1p14f;
+        if (i / 32 % 7 == 2) batch.q[i] *= 0x1p-20f;
+      }
+      std::fill_n(batch.q.begin(), row.dim, 0.0f);
+      for (int64_t e = 0; e < 60; ++e) {
+        std::vector<float> key =
+            RandomNormal(row.dim, static_cast<uint32_t>(e), 1, Rounding::kBf16);
+        key[static_cast<size_t>(e % row.dim)] *= std::ldexp(1.0f, static_cast<int>(e % 24));
+        batch.SetKey(0, e, key.data());
+      }
+      const auto expected = batch.Scores({});
+      for (const CpuIsa isa : SupportedCpuIsas()) {
+        for (const int threads : {1, 3}) {
+          const auto scores = batch.Scores(isa, threads);
+          for (size_t t = 0; t < expected.size(); ++t) {
+            EXPECT_TRUE(SameBits(scores[t], expected[t]))
+                << CpuIsaName(isa) << ", " << heads << " heads x " << row.dim << ", token " << t;
+          }
+        }
       }
     }
   }
