@@ -68,6 +68,8 @@ Result<CudaDevice> CudaDevice::Find(int ordinal) {
       CheckComputeCapability(ordinal, properties.name, properties.major, properties.minor));
   return CudaDevice{.ordinal = ordinal,
                     .name = properties.name,
+                    .major = properties.major,
+                    .minor = properties.minor,
                     .multiprocessors = properties.multiProcessorCount,
                     .l2_bytes = properties.l2CacheSize,
                     .memory_bytes = static_cast<int64_t>(properties.totalGlobalMem)};

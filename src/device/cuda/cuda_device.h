@@ -28,6 +28,8 @@ Status CheckComputeCapability(int ordinal, std::string_view name, int major, int
 struct CudaDevice {
   int ordinal = 0;
   std::string name;  // "NVIDIA H200"
+  int major = 0;     // compute capability
+  int minor = 0;
   int multiprocessors = 0;
   int64_t l2_bytes = 0;
   int64_t memory_bytes = 0;

@@ -9,7 +9,7 @@
 #include "kernels/sm90_moe/activation_image.h"
 #include "kernels/sm90_moe/gemm_test_problem.h"
 #include "kernels/sm90_moe/pack_expert.h"
-#include "kernels/sm90_moe/reference_gemm.h"
+#include "kernels/sm90_moe/reference/reference_gemm.h"
 #include "kernels/swiglu/swiglu.h"
 
 namespace halfbyte::sm90 {

@@ -96,7 +96,8 @@ Result<GpuBench> GpuBench::Create(const MoeBenchOptions& options) {
   for (CudaEvent& mark : bench.marks_) {
     HB_ASSIGN_OR_RETURN(mark, CudaEvent::Create());
   }
-  HB_ASSIGN_OR_RETURN(bench.workspace_, CudaMoeWorkspace::Create(limits));
+  HB_ASSIGN_OR_RETURN(const MoeKernels* const kernels, MoeKernelsOf(bench.device_));
+  HB_ASSIGN_OR_RETURN(bench.workspace_, CudaMoeWorkspace::Create(*kernels, limits));
   std::normal_distribution<float> normal;
   std::vector<Bf16> hidden(static_cast<size_t>(limits.tokens * limits.hidden));
   std::mt19937 random(11);
@@ -247,13 +248,12 @@ Result<MoeBenchRow> GpuBench::MeasureRow(const CudaMoeLayer& layer, int64_t toke
     weight_bytes += static_cast<double>(step.weight_bytes) / kRoutings;
     steps.push_back(std::move(step));
   }
-  MoeBenchRow row{
-      .tokens = tokens,
-      .arithmetic = layer.params().arithmetic,
-      .kernel = std::string(sm90::GemmVariantName(layer.VariantFor(tokens, shape.top_k))),
-      .steps = kRuns * kRoutings,
-      .weight_bytes = static_cast<int64_t>(weight_bytes),
-      .flops = tokens * shape.top_k * shape.slot_flops()};
+  MoeBenchRow row{.tokens = tokens,
+                  .arithmetic = layer.params().arithmetic,
+                  .kernel = layer.TilingFor(tokens, shape.top_k).name,
+                  .steps = kRuns * kRoutings,
+                  .weight_bytes = static_cast<int64_t>(weight_bytes),
+                  .flops = tokens * shape.top_k * shape.slot_flops()};
   HB_ASSIGN_OR_RETURN(const double route, MedianRun(steps, &Step::route));
   HB_ASSIGN_OR_RETURN(const double seconds, MedianRun(steps, &Step::layer));
   HB_RETURN_IF_ERROR(MeasureParts(steps, row));
@@ -301,8 +301,8 @@ Result<MoeBenchReport> BenchMoeOnGpu(const Context& context, const MoeBenchOptio
     report.pack_bytes_per_second =
         static_cast<double>(options.shape.experts * options.shape.expert_bytes()) /
         std::chrono::duration<double>(Clock::now() - start).count();
-    report.memory_bytes =
-        layer.peak_device_bytes() + CudaMoeWorkspace::Bytes(MoeBenchLimits(options, 1));
+    report.memory_bytes = layer.peak_device_bytes() +
+                          CudaMoeWorkspace::Bytes(layer.kernels(), MoeBenchLimits(options, 1));
     for (const int64_t tokens : options.tokens) {
       HB_ASSIGN_OR_RETURN(MoeBenchRow row, bench.MeasureRow(layer, tokens));
       report.rows.push_back(std::move(row));

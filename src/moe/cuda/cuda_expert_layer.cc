@@ -90,7 +90,7 @@ class CudaExpertLayer : public ExpertLayer {
   }
 
   int64_t WorkspaceBytes(const MoeLimits& limits) const override {
-    return CudaMoeWorkspace::Bytes(limits);
+    return CudaMoeWorkspace::Bytes(layer_.kernels(), limits);
   }
   Result<std::unique_ptr<Workspace>> CreateWorkspace(const MoeLimits& limits) const override;
   Status Run(Workspace& workspace, const ExpertCall& call) const override;
@@ -141,7 +141,8 @@ Status CudaExpertLayer::WarmUp() const {
                          .hidden = width,
                          .intermediate = params().intermediate};
   const auto allocate = [](int64_t bytes) { return DeviceBuffer::Allocate(bytes, "warming up"); };
-  HB_ASSIGN_OR_RETURN(const CudaMoeWorkspace workspace, CudaMoeWorkspace::Create(limits));
+  HB_ASSIGN_OR_RETURN(const CudaMoeWorkspace workspace,
+                      CudaMoeWorkspace::Create(layer_.kernels(), limits));
   HB_ASSIGN_OR_RETURN(const DeviceBuffer rows, allocate(2 * kMostTokens * width * 4));
   HB_ASSIGN_OR_RETURN(const DeviceBuffer ids, allocate(kMostTokens * top_k * 4));
   HB_ASSIGN_OR_RETURN(const DeviceBuffer weights, allocate(kMostTokens * top_k * 4));
@@ -181,7 +182,7 @@ Result<std::unique_ptr<ExpertLayer::Workspace>> CudaExpertLayer::CreateWorkspace
     const MoeLimits& limits) const {
   HB_ASSIGN_OR_RETURN(const auto scope, CudaDeviceScope::Enter(ordinal_));
   auto workspace = std::make_unique<CudaWorkspace>(ordinal_);
-  HB_ASSIGN_OR_RETURN(workspace->memory, CudaMoeWorkspace::Create(limits));
+  HB_ASSIGN_OR_RETURN(workspace->memory, CudaMoeWorkspace::Create(layer_.kernels(), limits));
   HB_ASSIGN_OR_RETURN(workspace->done, CudaEvent::CreateUntimed());
   return workspace;
 }

@@ -5,7 +5,6 @@
 #include <optional>
 
 #include "device/cuda/cuda_device.h"
-#include "kernels/sm90_moe/pack_expert.h"
 #include "tensor/mxfp4_to_nvfp4.h"
 #include "tensor/scale_check.h"
 
@@ -17,16 +16,20 @@ int64_t StoredBytes(int64_t rows, int64_t columns) { return rows * columns / 16 
 
 }  // namespace
 
-int64_t StoredExpertBytes(sm90::ExpertShape shape) {
-  return 3 * StoredBytes(shape.hidden, shape.intermediate);
+int64_t StoredExpertBytes(int64_t hidden, int64_t intermediate) {
+  return 3 * StoredBytes(hidden, intermediate);
 }
 
-Result<ExpertUploader> ExpertUploader::Create(sm90::ExpertShape shape) {
+Result<ExpertUploader> ExpertUploader::Create(const MoeKernels& kernels, int64_t hidden,
+                                              int64_t intermediate) {
   ExpertUploader uploader;
-  uploader.shape_ = shape;
+  uploader.kernels_ = &kernels;
+  uploader.hidden_ = hidden;
+  uploader.intermediate_ = intermediate;
   HB_ASSIGN_OR_RETURN(uploader.stream_, CudaStream::Create());
-  HB_ASSIGN_OR_RETURN(uploader.staging_,
-                      DeviceBuffer::Allocate(StoredExpertBytes(shape), "an expert as stored"));
+  HB_ASSIGN_OR_RETURN(
+      uploader.staging_,
+      DeviceBuffer::Allocate(StoredExpertBytes(hidden, intermediate), "an expert as stored"));
   return uploader;
 }
 
@@ -76,11 +79,10 @@ Result<GlobalScale> ExpertUploader::Stage(const WeightMatrix& weight, int64_t ro
 
 Result<ExpertGlobalScales> ExpertUploader::Upload(const ExpertWeights& expert,
                                                   std::string_view name, uint8_t* packed) {
-  const int64_t hidden = shape_.hidden, intermediate = shape_.intermediate;
-  const int64_t each = StoredBytes(hidden, intermediate);
+  const int64_t each = StoredBytes(hidden_, intermediate_);
   const auto matrix = [&](int64_t index) {
     const auto* codes = staging_.as<uint8_t>() + index * each;
-    return sm90::StoredMatrix{codes, codes + CodeBytes(hidden, intermediate)};
+    return UploadedMatrix{codes, codes + CodeBytes(hidden_, intermediate_)};
   };
   const auto stage = [&](const WeightMatrix& weight, int64_t rows, int64_t columns, int64_t index,
                          std::string_view part) {
@@ -88,12 +90,12 @@ Result<ExpertGlobalScales> ExpertUploader::Upload(const ExpertWeights& expert,
                  staging_.data() + index * each);
   };
   ExpertGlobalScales scales;
-  HB_ASSIGN_OR_RETURN(scales.gate, stage(expert.gate, intermediate, hidden, 0, "gate"));
-  HB_ASSIGN_OR_RETURN(scales.up, stage(expert.up, intermediate, hidden, 1, "up"));
-  HB_ASSIGN_OR_RETURN(scales.down, stage(expert.down, hidden, intermediate, 2, "down"));
-  HB_RETURN_IF_ERROR(CudaStatus(
-      sm90::LaunchPackExpert({matrix(0), matrix(1), matrix(2)}, shape_, packed, stream_.get()),
-      name));
+  HB_ASSIGN_OR_RETURN(scales.gate, stage(expert.gate, intermediate_, hidden_, 0, "gate"));
+  HB_ASSIGN_OR_RETURN(scales.up, stage(expert.up, intermediate_, hidden_, 1, "up"));
+  HB_ASSIGN_OR_RETURN(scales.down, stage(expert.down, hidden_, intermediate_, 2, "down"));
+  HB_RETURN_IF_ERROR(CudaStatus(kernels_->Pack({matrix(0), matrix(1), matrix(2)}, hidden_,
+                                               intermediate_, packed, stream_.get()),
+                                name));
   HB_RETURN_IF_ERROR(stream_.Synchronize());
   return scales;
 }

@@ -8,14 +8,14 @@
 #include "base/result.h"
 #include "device/cuda/cuda_stream.h"
 #include "device/cuda/device_buffer.h"
-#include "kernels/sm90_moe/sm90_layout.h"
+#include "moe/cuda/moe_kernels.h"
 #include "moe/expert_weights.h"
 #include "numerics/global_scale.h"
 
 namespace halfbyte {
 
 // GPU memory that an expert takes while it is uploaded, as stored.
-int64_t StoredExpertBytes(sm90::ExpertShape shape);
+int64_t StoredExpertBytes(int64_t hidden, int64_t intermediate);
 
 struct ExpertGlobalScales {
   GlobalScale gate{1.0f};
@@ -25,8 +25,9 @@ struct ExpertGlobalScales {
 
 class ExpertUploader {
  public:
-  // Takes StoredExpertBytes(shape) of GPU memory until it is destroyed.
-  static Result<ExpertUploader> Create(sm90::ExpertShape shape);
+  // Takes StoredExpertBytes of GPU memory until it is destroyed.
+  static Result<ExpertUploader> Create(const MoeKernels& kernels, int64_t hidden,
+                                       int64_t intermediate);
 
   // Complete on return. Errors name the matrix: not [intermediate, hidden] or [hidden,
   // intermediate]; not NVFP4, nor MXFP4 that becomes NVFP4 without loss; a bad scale.
@@ -37,7 +38,9 @@ class ExpertUploader {
   Result<GlobalScale> Stage(const WeightMatrix& weight, int64_t rows, int64_t columns,
                             std::string_view name, std::byte* to);
 
-  sm90::ExpertShape shape_;
+  const MoeKernels* kernels_ = nullptr;
+  int64_t hidden_ = 0;
+  int64_t intermediate_ = 0;
   CudaStream stream_;
   DeviceBuffer staging_;
 };

@@ -111,7 +111,8 @@ TEST_F(CudaMoeBits, OffsetsOfMoreThan31BitsAreComputedInMore) {  // R48
     const CudaMoeLayer on_gpu = Layer(layer, params);
     const std::vector<float> once = Run(on_gpu, input);
     DeviceCall call(input.Select(again));
-    const auto workspace = CudaMoeWorkspace::Create({many.tokens, 8, 2, 4096, 16});
+    const auto workspace =
+        CudaMoeWorkspace::Create(Sm90MoeKernels(), {many.tokens, 8, 2, 4096, 16});
     ASSERT_TRUE(workspace.has_value()) << workspace.error().message;
     ASSERT_TRUE(Finish(on_gpu.Run(stream.get(), call.call, *workspace)));
     const std::vector<float> out = call.ReadOut();

@@ -8,11 +8,9 @@
 
 #include "base/check.h"
 #include "device/cuda/cuda_stream.h"
-#include "kernels/sm90_moe/activation_image.h"
-#include "kernels/sm90_moe/pack_expert.h"
-#include "kernels/sm90_moe/reference_gemm.h"
 #include "moe/cuda/combine.h"
 #include "moe/cuda/cuda_expert_upload.h"
+#include "moe/cuda/token_plan.h"
 
 namespace halfbyte {
 namespace {
@@ -21,18 +19,6 @@ constexpr int64_t kPointerAlignment = 16;
 
 Status CheckParams(const MoeParams& params, const ExpertPlacement& placement, int64_t experts,
                    std::string_view name) {
-  if (params.arithmetic != Arithmetic::kW4a16 && params.arithmetic != Arithmetic::kW4a4) {
-    return MakeError("{}: a GPU computes w4a16 and w4a4, not {}", name,
-                     ArithmeticName(params.arithmetic));
-  }
-  if (!params.round_activations) {
-    return MakeError("{}: a GPU computes with activations rounded to bf16 only", name);
-  }
-  if (params.hidden < 16 || params.intermediate < 16 || params.hidden % 16 != 0 ||
-      params.intermediate % 16 != 0) {
-    return MakeError("{}: hidden size {} and intermediate size {} must be multiples of 16", name,
-                     params.hidden, params.intermediate);
-  }
   if (experts != placement.local_experts()) {
     return MakeError("{}: weights of {} experts where {} belong here", name, experts,
                      placement.local_experts());
@@ -66,12 +52,17 @@ Result<CudaMoeLayer> CudaMoeLayer::Create(const CudaDevice& device, const MoePar
                                           ExpertPlacement placement,
                                           std::span<const ExpertWeights> experts,
                                           std::string_view name,
-                                          const std::function<void(LocalExpert)>& release) {
+                                          const std::function<void(LocalExpert)>& release,
+                                          const MoeKernels* kernels) {
+  if (kernels == nullptr) {
+    HB_ASSIGN_OR_RETURN(kernels, MoeKernelsOf(device));
+  }
+  HB_RETURN_IF_ERROR(kernels->Supports(params, name));
   HB_RETURN_IF_ERROR(CheckParams(params, placement, std::ssize(experts), name));
-  CudaMoeLayer layer(params, std::move(placement));
+  CudaMoeLayer layer(params, std::move(placement), *kernels);
   HB_RETURN_IF_ERROR(layer.Upload(device, experts, name, release));
   HB_RETURN_IF_ERROR(CudaStatus(PrepareTokenPlan(), "preparing the plan kernel"));
-  HB_RETURN_IF_ERROR(CudaStatus(sm90::PrepareGemms(), "preparing the product kernels"));
+  HB_RETURN_IF_ERROR(CudaStatus(kernels->Prepare(), "preparing the product kernels"));
   return layer;
 }
 
@@ -79,8 +70,8 @@ Status CudaMoeLayer::Upload(const CudaDevice& device, std::span<const ExpertWeig
                             std::string_view name,
                             const std::function<void(LocalExpert)>& release) {
   const auto count = static_cast<int64_t>(experts.size());
-  const int64_t stored = StoredExpertBytes(shape_);
-  const int64_t bytes = count * shape_.bytes();
+  const int64_t stored = StoredExpertBytes(params_.hidden, params_.intermediate);
+  const int64_t bytes = count * expert_bytes();
   HB_ASSIGN_OR_RETURN(const CudaMemory memory, FreeCudaMemory());
   if (bytes + stored > memory.free_bytes) {
     return MakeError(
@@ -90,7 +81,8 @@ Status CudaMoeLayer::Upload(const CudaDevice& device, std::span<const ExpertWeig
         name, count, bytes, stored, memory.free_bytes, memory.total_bytes, device.name);
   }
   HB_ASSIGN_OR_RETURN(experts_, DeviceBuffer::Allocate(bytes, name));
-  HB_ASSIGN_OR_RETURN(ExpertUploader uploader, ExpertUploader::Create(shape_));
+  HB_ASSIGN_OR_RETURN(ExpertUploader uploader,
+                      ExpertUploader::Create(*kernels_, params_.hidden, params_.intermediate));
   // By stage: what an activation's own scale contributes to alpha.
   const auto act = [&](const std::optional<GlobalScale>& scale) {
     return params_.arithmetic == Arithmetic::kW4a4 && scale ? scale->value() : 1.0f;
@@ -102,7 +94,7 @@ Status CudaMoeLayer::Upload(const CudaDevice& device, std::span<const ExpertWeig
     HB_ASSIGN_OR_RETURN(
         const ExpertGlobalScales scales,
         uploader.Upload(experts[static_cast<size_t>(e)], title,
-                        reinterpret_cast<uint8_t*>(experts_.data()) + e * shape_.bytes()));
+                        reinterpret_cast<uint8_t*>(experts_.data()) + e * expert_bytes()));
     alphas[static_cast<size_t>(e)] = act(params_.gate_up_input_scale) * scales.gate.value();
     alphas[static_cast<size_t>(count + e)] = act(params_.gate_up_input_scale) * scales.up.value();
     alphas[static_cast<size_t>(2 * count + e)] =
@@ -128,8 +120,15 @@ int64_t CudaMoeLayer::device_bytes() const {
   return experts_.bytes() + alphas_.bytes() + local_of_global_.bytes();
 }
 
-sm90::GemmVariant CudaMoeLayer::VariantFor(int64_t tokens, int64_t top_k) const {
-  return sm90::GemmVariantFor(tokens * top_k, placement_.experts());
+MoeKernelWeights CudaMoeLayer::weights() const {
+  const int64_t local = placement_.local_experts();
+  return {.experts = experts_.as<uint8_t>(),
+          .alpha_gate = alphas_.as<float>(),
+          .alpha_up = alphas_.as<float>() + local,
+          .alpha_down = alphas_.as<float>() + 2 * local,
+          .local_of_global = local_of_global_.as<int32_t>(),
+          .global_experts = placement_.experts(),
+          .local_experts = placement_.local_experts()};
 }
 
 Status CudaMoeLayer::CheckCall(const CudaMoeCall& call, const CudaMoeWorkspace& workspace) const {
@@ -170,151 +169,41 @@ Status CudaMoeLayer::RunStep(Step step, cudaStream_t stream, const CudaMoeCall& 
                              const CudaMoeWorkspace& workspace) const {
   HB_RETURN_IF_ERROR(CheckCall(call, workspace));
   if (call.tokens == 0) return {};
+  const MoeKernelWeights own = weights();
+  const MoeKernelCall products{params_, call, own, workspace.memory()};
   switch (step) {
     case Step::kPlan:
       return CudaStatus(Plan(stream, call, workspace), "MoE layer, plan");
     case Step::kGateUp:
-      return CudaStatus(GateUp(stream, call, workspace), "MoE layer, gate_up");
+      return CudaStatus(kernels_->GateUp(products, stream), "MoE layer, gate_up");
     case Step::kDown:
-      return CudaStatus(Down(stream, call, workspace), "MoE layer, down");
+      return CudaStatus(kernels_->Down(products, stream), "MoE layer, down");
     case Step::kCombine:
       return CudaStatus(Combine(stream, call, workspace), "MoE layer, combine");
   }
   return {};
 }
 
-// With more tokens a pass of its own takes less time than longer epilogues (docs/performance.md).
-bool CudaMoeLayer::GateUpRequantizes(const CudaMoeCall& call) const {
-  return params_.arithmetic == Arithmetic::kW4a4 && params_.down_input_scale.has_value() &&
-         VariantFor(call.tokens, call.top_k) == sm90::GemmVariant::kFew &&
-         products_ == CudaMoeProducts::kTensorCore;
-}
-
 cudaError_t CudaMoeLayer::Plan(cudaStream_t stream, const CudaMoeCall& call,
                                const CudaMoeWorkspace& workspace) const {
-  const sm90::GemmVariant variant = VariantFor(call.tokens, call.top_k);
-  if (variant == sm90::GemmVariant::kFew) return cudaSuccess;  // made by Gather
+  const MoeTiling tiling = TilingFor(call.tokens, call.top_k);
+  if (tiling.gather_plans) return cudaSuccess;
   return LaunchTokenPlan({.topk_ids = call.topk_ids,
-                          .slots = call.tokens * call.top_k,
+                          .slots = call.slots(),
                           .local_of_global = local_of_global_.as<int32_t>(),
                           .global_experts = placement_.experts(),
                           .local_experts = placement_.local_experts(),
-                          .max_tile_rows = sm90::MaxTileRows(variant),
-                          .wide_tile_rows = sm90::WideTileRows(variant)},
-                         workspace.layout_.plan, stream);
-}
-
-sm90::FewSlots CudaMoeLayer::FewSlotsOf(const CudaMoeCall& call) const {
-  if (VariantFor(call.tokens, call.top_k) != sm90::GemmVariant::kFew) return {};
-  return {.topk_ids = call.topk_ids,
-          .slots = static_cast<int32_t>(call.tokens * call.top_k),
-          .local_of_global = local_of_global_.as<int32_t>(),
-          .global_experts = placement_.experts()};
-}
-
-sm90::ActivationQuantizer CudaMoeLayer::Quantizer(const std::optional<GlobalScale>& scale,
-                                                  Nvfp4DeviceStats* stats) const {
-  if (params_.arithmetic != Arithmetic::kW4a4) return {};
-  return {.quantize = true, .static_scale = scale ? scale->value() : 0, .stats = stats};
-}
-
-cudaError_t CudaMoeLayer::Gather(cudaStream_t stream, const CudaMoeCall& call,
-                                 const CudaMoeWorkspace& workspace) const {
-  const CudaMoeWorkspace::Layout& layout = workspace.layout_;
-  Nvfp4DeviceStats* stats = call.counters != nullptr ? &call.counters->gate_up : nullptr;
-  return sm90::LaunchGather({.plan = layout.plan,
-                             .few = FewSlotsOf(call),
-                             .tokens = call.tokens,
-                             .x = call.hidden,
-                             .k = params_.hidden,
-                             .top_k = call.top_k,
-                             .quantizer = Quantizer(params_.gate_up_input_scale, stats),
-                             .slot_weights = WeightsBeforeDown() ? call.topk_weights : nullptr,
-                             .image = layout.image,
-                             .row_scales = layout.row_scales,
-                             .row_weights = layout.row_weights},
-                            stream);
-}
-
-sm90::GemmArguments CudaMoeLayer::Gemm(const CudaMoeWorkspace& workspace,
-                                       const std::optional<GlobalScale>& input_scale) const {
-  const bool scaled_rows = params_.arithmetic == Arithmetic::kW4a4 && !input_scale;
-  return {.experts = experts_.as<uint8_t>(),
-          .shape = shape_,
-          .tiles = workspace.layout_.plan.tiles,
-          .tile_count = workspace.layout_.plan.tile_count,
-          .row_scale = scaled_rows ? workspace.layout_.row_scales : nullptr};
-}
-
-sm90::GateUpArguments CudaMoeLayer::GateUpOf(const CudaMoeCall& call,
-                                             const CudaMoeWorkspace& workspace) const {
-  const CudaMoeWorkspace::Layout& layout = workspace.layout_;
-  sm90::GateUpArguments arguments{.gemm = Gemm(workspace, params_.gate_up_input_scale),
-                                  .image = layout.image,
-                                  .alpha_gate = alphas_.as<float>(),
-                                  .alpha_up = alphas_.as<float>() + placement_.local_experts(),
-                                  .row_weight = WeightsBeforeDown() ? layout.row_weights : nullptr,
-                                  .limit = params_.swiglu.limit,
-                                  .swiglu_alpha = params_.swiglu.alpha,
-                                  .swiglu_add = params_.swiglu.add,
-                                  .h_image = layout.h_image};
-  if (GateUpRequantizes(call)) {
-    arguments.quantizer = {.static_scale = params_.down_input_scale->value(),
-                           .slot_of_row = layout.plan.slot_of_row,
-                           .stats = call.counters != nullptr ? &call.counters->down : nullptr};
-  }
-  return arguments;
-}
-
-cudaError_t CudaMoeLayer::GateUp(cudaStream_t stream, const CudaMoeCall& call,
-                                 const CudaMoeWorkspace& workspace) const {
-  const cudaError_t error = Gather(stream, call, workspace);
-  if (error != cudaSuccess) return error;
-  const sm90::GateUpArguments arguments = GateUpOf(call, workspace);
-  if (products_ == CudaMoeProducts::kReference) {
-    return sm90::LaunchReferenceGateUp(arguments, stream);
-  }
-  return sm90::LaunchGateUp(arguments, VariantFor(call.tokens, call.top_k),
-                            sm90::Launch::kDependent, stream);
-}
-
-cudaError_t CudaMoeLayer::Requantize(cudaStream_t stream, const CudaMoeCall& call,
-                                     const CudaMoeWorkspace& workspace) const {
-  const std::optional<GlobalScale>& scale = params_.down_input_scale;
-  return sm90::LaunchRequantize(
-      {.plan = workspace.layout_.plan,
-       .max_rows = sm90::MaxTokenRows(call.tokens * call.top_k, placement_.local_experts()),
-       .image = workspace.layout_.h_image,
-       .k = params_.intermediate,
-       .static_scale = scale ? scale->value() : 0,
-       .row_scales = scale ? nullptr : workspace.layout_.row_scales,
-       .stats = call.counters != nullptr ? &call.counters->down : nullptr},
-      stream);
-}
-
-cudaError_t CudaMoeLayer::Down(cudaStream_t stream, const CudaMoeCall& call,
-                               const CudaMoeWorkspace& workspace) const {
-  if (params_.arithmetic == Arithmetic::kW4a4 && !GateUpRequantizes(call)) {
-    const cudaError_t error = Requantize(stream, call, workspace);
-    if (error != cudaSuccess) return error;
-  }
-  const sm90::DownArguments arguments{
-      .gemm = Gemm(workspace, params_.down_input_scale),
-      .image = workspace.layout_.h_image,
-      .alpha = alphas_.as<float>() + 2 * int64_t{placement_.local_experts()},
-      .slot_values = workspace.layout_.slot_values};
-  if (products_ == CudaMoeProducts::kReference) {
-    return sm90::LaunchReferenceDown(arguments, stream);
-  }
-  return sm90::LaunchDown(arguments, VariantFor(call.tokens, call.top_k), sm90::Launch::kDependent,
-                          stream);
+                          .max_tile_rows = tiling.max_tile_rows,
+                          .wide_tile_rows = tiling.wide_tile_rows},
+                         workspace.memory().plan, stream);
 }
 
 cudaError_t CudaMoeLayer::Combine(cudaStream_t stream, const CudaMoeCall& call,
                                   const CudaMoeWorkspace& workspace) const {
-  return LaunchCombine({.slot_values = workspace.layout_.slot_values,
-                        .row_of_slot = workspace.layout_.plan.row_of_slot,
-                        .slot_weights = WeightsBeforeDown() ? nullptr : call.topk_weights,
+  const bool before_down = params_.routing_weight == RoutingWeightPlacement::kBeforeDown;
+  return LaunchCombine({.slot_values = workspace.memory().slot_values,
+                        .row_of_slot = workspace.memory().plan.row_of_slot,
+                        .slot_weights = before_down ? nullptr : call.topk_weights,
                         .tokens = call.tokens,
                         .top_k = call.top_k,
                         .hidden = params_.hidden,

@@ -54,16 +54,18 @@ TEST_F(CudaMoeRefusals, PointersThatAreNullOrNotAligned) {
 }
 
 TEST_F(CudaMoeRefusals, WorkspacesThatAreTooSmallOrNotAligned) {  // R93
+  const Sm90MoeKernels kernels;
   const MoeLimits limits{10, 2, 4, 64, 32};
-  const int64_t bytes = CudaMoeWorkspace::Bytes(limits);
+  const int64_t bytes = CudaMoeWorkspace::Bytes(kernels, limits);
   DeviceArray<std::byte> memory(static_cast<size_t>(bytes) + 256);
-  EXPECT_TRUE(CudaMoeWorkspace::In(memory.data(), bytes, limits).has_value());
-  EXPECT_FALSE(CudaMoeWorkspace::In(memory.data(), bytes - 1, limits).has_value());
-  EXPECT_FALSE(CudaMoeWorkspace::In(memory.data() + 16, bytes, limits).has_value());
-  const auto huge = CudaMoeWorkspace::Create({int64_t{1} << 22, 8, 256, 4096, 2048});
+  EXPECT_TRUE(CudaMoeWorkspace::In(kernels, memory.data(), bytes, limits).has_value());
+  EXPECT_FALSE(CudaMoeWorkspace::In(kernels, memory.data(), bytes - 1, limits).has_value());
+  EXPECT_FALSE(CudaMoeWorkspace::In(kernels, memory.data() + 16, bytes, limits).has_value());
+  const auto huge = CudaMoeWorkspace::Create(kernels, {int64_t{1} << 22, 8, 256, 4096, 2048});
   ASSERT_FALSE(huge.has_value());
   EXPECT_NE(huge.error().message.find("are free"), std::string::npos);
-  const auto endless = CudaMoeWorkspace::In(memory.data(), bytes, {int64_t{1} << 27, 2, 4, 64, 32});
+  const auto endless =
+      CudaMoeWorkspace::In(kernels, memory.data(), bytes, {int64_t{1} << 27, 2, 4, 64, 32});
   ASSERT_FALSE(endless.has_value());
   EXPECT_NE(endless.error().message.find("rows are possible"), std::string::npos);
 }

@@ -13,6 +13,7 @@
 #include "base/thread_pool.h"
 #include "device/cuda/gpu_test.h"
 #include "moe/cuda/cuda_moe_layer.h"
+#include "moe/cuda/sm90_moe_kernels.h"
 #include "moe/moe_test_layer.h"
 
 namespace halfbyte {
@@ -66,8 +67,8 @@ struct DeviceCall {
 // A workspace of exactly the bytes that it asks for, poisoned, between guards.
 struct TestWorkspace {
   explicit TestWorkspace(const MoeLimits& limits)
-      : memory(static_cast<size_t>(CudaMoeWorkspace::Bytes(limits))) {
-    auto made = CudaMoeWorkspace::In(memory.data(), std::ssize(memory), limits);
+      : memory(static_cast<size_t>(CudaMoeWorkspace::Bytes(Sm90MoeKernels(), limits))) {
+    auto made = CudaMoeWorkspace::In(Sm90MoeKernels(), memory.data(), std::ssize(memory), limits);
     HB_CHECK(made.has_value(), "{}", made.error().message);
     workspace = *std::move(made);
   }
@@ -78,14 +79,15 @@ struct TestWorkspace {
 class CudaMoeTest : public GpuTest {
  protected:
   CudaMoeLayer Layer(const TestLayer& layer, const MoeParams& params,
-                     const ExpertPlacement* placement = nullptr) {
+                     const ExpertPlacement* placement = nullptr,
+                     const MoeKernels* kernels = nullptr) {
     const auto everything = ExpertPlacement::Single(static_cast<int32_t>(layer.experts.size()));
     const ExpertPlacement& used = placement != nullptr ? *placement : everything;
     std::vector<ExpertWeights> local;
     for (int32_t e = 0; e < used.local_experts(); ++e) {
       local.push_back(layer.experts[static_cast<size_t>(Index(used.ToGlobal(LocalExpert{e})))]);
     }
-    auto made = CudaMoeLayer::Create(device, params, used, local, "test layer");
+    auto made = CudaMoeLayer::Create(device, params, used, local, "test layer", {}, kernels);
     HB_CHECK(made.has_value(), "{}", made.error().message);
     return *std::move(made);
   }

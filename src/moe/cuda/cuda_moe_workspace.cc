@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "kernels/sm90_moe/token_tiles.h"
+#include "moe/cuda/token_plan.h"
 #include "tensor/scale_layout.h"
 
 namespace halfbyte {
@@ -31,11 +31,12 @@ class Pieces {
 
 }  // namespace
 
-CudaMoeWorkspace::Layout CudaMoeWorkspace::Lay(std::byte* memory, const MoeLimits& limits) {
+CudaMoeWorkspace::Layout CudaMoeWorkspace::Lay(const MoeKernels& kernels, std::byte* memory,
+                                               const MoeLimits& limits) {
   const int64_t slots = limits.slots();
   const int64_t rows = sm90::MaxTokenRows(slots, limits.experts);
   Pieces pieces(memory);
-  Layout layout;
+  MoeKernelMemory layout;
   layout.plan.tiles =
       pieces.Take<sm90::TokenTile>(sm90::MaxTokenTiles(slots, limits.experts, kNarrowestTile));
   layout.plan.tile_count = pieces.Take<int32_t>(2);
@@ -46,36 +47,38 @@ CudaMoeWorkspace::Layout CudaMoeWorkspace::Lay(std::byte* memory, const MoeLimit
   layout.plan.counts = pieces.Take<int32_t>(PlanChunks(slots) * limits.experts);
   layout.row_scales = pieces.Take<float>(rows);
   layout.row_weights = pieces.Take<float>(rows);
-  const int64_t image_bytes = sm90::ImageBytes(rows, limits.hidden);
+  const int64_t image_bytes = kernels.ImageBytes(rows, limits.hidden);
   const int64_t value_bytes = rows * limits.hidden * int64_t{sizeof(float)};
   layout.image = pieces.Take<uint8_t>(std::max(image_bytes, value_bytes));
   layout.slot_values = reinterpret_cast<float*>(layout.image);
-  layout.h_image = pieces.Take<uint8_t>(sm90::ImageBytes(rows, limits.intermediate));
-  layout.bytes = pieces.bytes();
-  return layout;
+  layout.h_image = pieces.Take<uint8_t>(kernels.ImageBytes(rows, limits.intermediate));
+  return {layout, pieces.bytes()};
 }
 
-int64_t CudaMoeWorkspace::Bytes(const MoeLimits& limits) { return Lay(nullptr, limits).bytes; }
+int64_t CudaMoeWorkspace::Bytes(const MoeKernels& kernels, const MoeLimits& limits) {
+  return Lay(kernels, nullptr, limits).bytes;
+}
 
-Result<CudaMoeWorkspace> CudaMoeWorkspace::Create(const MoeLimits& limits) {
+Result<CudaMoeWorkspace> CudaMoeWorkspace::Create(const MoeKernels& kernels,
+                                                  const MoeLimits& limits) {
   HB_ASSIGN_OR_RETURN(DeviceBuffer own,
-                      DeviceBuffer::Allocate(Bytes(limits), "workspace of the MoE layer"));
-  HB_ASSIGN_OR_RETURN(CudaMoeWorkspace workspace, In(own.data(), own.bytes(), limits));
+                      DeviceBuffer::Allocate(Bytes(kernels, limits), "workspace of the MoE layer"));
+  HB_ASSIGN_OR_RETURN(CudaMoeWorkspace workspace, In(kernels, own.data(), own.bytes(), limits));
   workspace.own_ = std::move(own);
   return workspace;
 }
 
-Result<CudaMoeWorkspace> CudaMoeWorkspace::In(std::byte* memory, int64_t bytes,
-                                              const MoeLimits& limits) {
+Result<CudaMoeWorkspace> CudaMoeWorkspace::In(const MoeKernels& kernels, std::byte* memory,
+                                              int64_t bytes, const MoeLimits& limits) {
   if (limits.slots() > kMaxPlanSlots) {
     return MakeError(
         "workspace of the MoE layer: {} tokens with {} experts each; at most {} rows "
         "are possible at once",
         limits.tokens, limits.top_k, kMaxPlanSlots);
   }
-  if (bytes < Bytes(limits)) {
+  if (bytes < Bytes(kernels, limits)) {
     return MakeError("workspace of the MoE layer: {} bytes for {} tokens, {} are needed", bytes,
-                     limits.tokens, Bytes(limits));
+                     limits.tokens, Bytes(kernels, limits));
   }
   if (reinterpret_cast<uintptr_t>(memory) % kAlignment != 0) {
     return MakeError("workspace of the MoE layer: its address {:#x} is no multiple of {}",
@@ -83,8 +86,8 @@ Result<CudaMoeWorkspace> CudaMoeWorkspace::In(std::byte* memory, int64_t bytes,
   }
   CudaMoeWorkspace workspace;
   workspace.limits_ = limits;
-  workspace.memory_ = memory;
-  workspace.layout_ = Lay(memory, limits);
+  workspace.data_ = memory;
+  workspace.layout_ = Lay(kernels, memory, limits);
   return workspace;
 }
 

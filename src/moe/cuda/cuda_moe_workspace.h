@@ -1,12 +1,12 @@
 // GPU memory of a MoE layer between its steps (moe_workspace.h says the same of the CPU): one for
-// each device, shared by all layers, used by one stream at a time. What it held before never
-// changes a result.
+// each device, shared by all layers with the same kernels, used by one stream at a time. What it
+// held before never changes a result.
 #pragma once
 
 #include <cstdint>
 
 #include "device/cuda/device_buffer.h"
-#include "moe/cuda/token_plan.h"
+#include "moe/cuda/moe_kernels.h"
 #include "moe/moe_workspace.h"
 
 namespace halfbyte {
@@ -14,36 +14,30 @@ namespace halfbyte {
 class CudaMoeWorkspace {
  public:
   // The one function that sizes it; `limits.tokens` is the most that one Run takes.
-  static int64_t Bytes(const MoeLimits& limits);
+  static int64_t Bytes(const MoeKernels& kernels, const MoeLimits& limits);
 
   // Error: not enough GPU memory, with the numbers.
-  static Result<CudaMoeWorkspace> Create(const MoeLimits& limits);
+  static Result<CudaMoeWorkspace> Create(const MoeKernels& kernels, const MoeLimits& limits);
   // In memory of the caller: at least Bytes(limits), aligned to 256 bytes, else an error.
-  static Result<CudaMoeWorkspace> In(std::byte* memory, int64_t bytes, const MoeLimits& limits);
+  static Result<CudaMoeWorkspace> In(const MoeKernels& kernels, std::byte* memory, int64_t bytes,
+                                     const MoeLimits& limits);
 
   const MoeLimits& limits() const { return limits_; }
-  std::byte* data() const { return memory_; }
-
- private:
-  friend class CudaMoeLayer;
+  std::byte* data() const { return data_; }
 
   // Where everything lies, at full capacity, whatever a call needs of it.
+  const MoeKernelMemory& memory() const { return layout_.memory; }
+
+ private:
   struct Layout {
-    TokenPlan plan;
-    float* row_scales = nullptr;   // [rows], w4a4 without a static scale: of x, then of h
-    float* row_weights = nullptr;  // [rows]
-    // The image of hidden [rows, PaddedK(hidden)] is read by gate_up only and shares its memory
-    // with what comes after that: the slot values [rows, hidden].
-    uint8_t* image = nullptr;
-    float* slot_values = nullptr;
-    uint8_t* h_image = nullptr;  // [rows, PaddedK(intermediate)]
+    MoeKernelMemory memory;
     int64_t bytes = 0;
   };
-  static Layout Lay(std::byte* memory, const MoeLimits& limits);
+  static Layout Lay(const MoeKernels& kernels, std::byte* memory, const MoeLimits& limits);
 
   MoeLimits limits_;
   DeviceBuffer own_;
-  std::byte* memory_ = nullptr;
+  std::byte* data_ = nullptr;
   Layout layout_;
 };
 

@@ -1,5 +1,5 @@
 #include "device/cuda/launch.cuh"
-#include "kernels/sm90_moe/reference_gemm.h"
+#include "kernels/sm90_moe/reference/reference_gemm.h"
 #include "numerics/bf16.h"
 #include "numerics/e2m1.h"
 #include "numerics/e4m3.h"
