@@ -35,7 +35,8 @@ struct IndexerSequence : TokenSpan {
 //   1. q_h . k_t of kMxfp4: in a block of 32, query and key are integers (twice their codes'
 //      values) times a power of two each. The sum of a block is the integer sum of the 32 products,
 //      which is exact; it is multiplied by the product of the two powers and added to the blocks
-//      before, which start at 0, in one fused multiply-add. Of kF32: sixteen lanes (simd16.h).
+//      before, which start at 0, in one fused multiply-add. (NaN or infinity in a query's block
+//      makes NaN.) Of kF32: sixteen lanes (simd16.h).
 //   2. ReLU makes 0 of what is below 0; NaN stays.
 //   3. Four lanes start at 0; lane (h mod 8) / 2 takes its heads in ascending order, each by one
 //      fused multiply-add of its weight. The score is (lane 0 + lane 2) + (lane 1 + lane 3).

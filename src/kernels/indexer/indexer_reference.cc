@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -12,31 +11,45 @@
 namespace halfbyte {
 namespace {
 
-// The smallest exponent e with |x| <= 6 * 2^e for all of a block; what RoundIndexQuery made of it
-// are multiples of 2^(e-1).
-int BlockExponent(const float* x, int64_t count) {
-  float amax = 0;
-  for (int64_t i = 0; i < count; ++i) amax = std::max(amax, std::abs(x[i]));
-  if (amax == 0) return 0;
-  int exponent;
-  std::frexp(amax, &exponent);  // amax is 1/2 or 3/4 times 2^exponent
-  return std::max(exponent - 3, -126);
-}
+// A query's block as integers times a scale. What RoundIndexQuery made of it are multiples of
+// 2^(e-1), if its largest is 4 or 6 times 2^e.
+struct QueryBlock {
+  int32_t integers[kMxfp4Block] = {};
+  float scale = 0;
+
+  QueryBlock(const float* x, int64_t count) {
+    float amax = 0;
+    bool finite = true;
+    for (int64_t i = 0; i < count; ++i) {
+      amax = std::max(amax, std::abs(x[i]));
+      finite = finite && std::isfinite(x[i]);
+    }
+    if (!finite) {
+      scale = NAN;
+      return;
+    }
+    int exponent = 0;
+    std::frexp(amax, &exponent);  // amax is 1/2 or 3/4 times 2^exponent
+    exponent = std::max(exponent - 3, -126);
+    const float factor = std::ldexp(1.0f, 1 - exponent);
+    for (int64_t i = 0; i < count; ++i) integers[i] = static_cast<int32_t>(x[i] * factor);
+    scale = std::ldexp(1.0f, exponent - 1);
+  }
+};
 
 float Mxfp4Dot(const float* q, const std::byte* key, int64_t dim) {
   const auto* codes = reinterpret_cast<const uint8_t*>(key);
   float dot = 0;
   for (int64_t begin = 0; begin < dim; begin += kMxfp4Block) {
     const int64_t count = std::min<int64_t>(kMxfp4Block, dim - begin);
-    const int exponent = BlockExponent(q + begin, count);
+    const QueryBlock query(q + begin, count);
     int32_t sum = 0;
-    for (int64_t i = begin; i < begin + count; ++i) {
-      const auto query = static_cast<int32_t>(std::ldexp(q[i], 1 - exponent));
-      sum += query * static_cast<int32_t>(2 * E2m1ToFloat(UnpackE2m1(codes, i)));
+    for (int64_t i = 0; i < count; ++i) {
+      sum +=
+          query.integers[i] * static_cast<int32_t>(2 * E2m1ToFloat(UnpackE2m1(codes, begin + i)));
     }
-    const float query_scale = std::ldexp(1.0f, exponent - 1);
     const float key_scale = E8m0ToFloat(codes[dim / 2 + begin / kMxfp4Block]) * 0.5f;
-    dot = std::fma(static_cast<float>(sum), query_scale * key_scale, dot);
+    dot = std::fma(static_cast<float>(sum), query.scale * key_scale, dot);
   }
   return dot;
 }

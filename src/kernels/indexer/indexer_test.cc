@@ -189,39 +189,73 @@ TEST(IndexScores, AreAddedInFourLanesOfHeads) {
   EXPECT_EQ(batch.Scores({})[0][0], (lanes[0] + lanes[2]) + (lanes[1] + lanes[3]));
 }
 
+void ExpectReferenceBits(const Batch& batch) {
+  const auto expected = batch.Scores({});
+  for (const CpuIsa isa : SupportedCpuIsas()) {
+    const auto scores = batch.Scores(isa, isa == CpuIsa::kAvx2 ? 1 : 3);
+    for (size_t t = 0; t < expected.size(); ++t) {
+      EXPECT_TRUE(SameBits(scores[t], expected[t]))
+          << CpuIsaName(isa) << ", " << batch.indexer.heads << " heads x " << batch.indexer.row.dim
+          << ", token " << t;
+    }
+  }
+}
+
 TEST(IndexScores, EqualThePlainLoopsBitForBit) {
-  for (const IndexRow& row :
-       {IndexRow{IndexFormat::kF32, 24}, IndexRow{IndexFormat::kMxfp4, 4},
-        IndexRow{IndexFormat::kMxfp4, 32}, IndexRow{IndexFormat::kMxfp4, 64},
-        IndexRow{IndexFormat::kMxfp4, 128}, IndexRow{IndexFormat::kMxfp4, 256}}) {
-    for (const int64_t heads : {1, 2, 3, 7, 8, 10, 64}) {
-      Batch batch(heads, 4, 5, row);
-      batch.AddSequence(431, 1, 1);
+  for (const int64_t dim : {4, 32, 64, 128, 256}) {
+    for (const int64_t heads : {1, 3, 10, 64}) {
+      Batch batch(heads, 4, 5, {IndexFormat::kMxfp4, dim});
+      batch.AddSequence(190, 1, 1);
       batch.AddSequence(2, 9, 11);
-      batch.AddSequence(126, 70, 21);
-      // Rows of very different sizes within a key and within a query, and a query of zeros.
+      batch.AddSequence(126, 3, 21);
+      // Blocks of very different sizes within a query and within a key, and a query of zeros.
       for (size_t i = 0; i < batch.q.size(); ++i) {
         if (i / 32 % 5 == 3) batch.q[i] *= 0x1p14f;
         if (i / 32 % 7 == 2) batch.q[i] *= 0x1p-20f;
       }
-      std::fill_n(batch.q.begin(), row.dim, 0.0f);
-      for (int64_t e = 0; e < 60; ++e) {
-        std::vector<float> key =
-            RandomNormal(row.dim, static_cast<uint32_t>(e), 1, Rounding::kBf16);
-        key[static_cast<size_t>(e % row.dim)] *= std::ldexp(1.0f, static_cast<int>(e % 24));
+      std::fill_n(batch.q.begin(), dim, 0.0f);
+      for (int64_t e = 0; e < 30; ++e) {
+        std::vector<float> key = RandomNormal(dim, static_cast<uint32_t>(e), 1, Rounding::kBf16);
+        key[static_cast<size_t>(e % dim)] *= std::ldexp(1.0f, static_cast<int>(e % 24));
         batch.SetKey(0, e, key.data());
       }
-      const auto expected = batch.Scores({});
-      for (const CpuIsa isa : SupportedCpuIsas()) {
-        for (const int threads : {1, 3}) {
-          const auto scores = batch.Scores(isa, threads);
-          for (size_t t = 0; t < expected.size(); ++t) {
-            EXPECT_TRUE(SameBits(scores[t], expected[t]))
-                << CpuIsaName(isa) << ", " << heads << " heads x " << row.dim << ", token " << t;
-          }
-        }
-      }
+      ExpectReferenceBits(batch);
     }
+  }
+}
+
+TEST(IndexScores, EqualThePlainLoopsInFp32) {
+  Batch batch(10, 4, 5, {IndexFormat::kF32, 24});
+  batch.AddSequence(190, 3, 1);
+  ExpectReferenceBits(batch);
+}
+
+TEST(IndexScores, EqualThePlainLoopsAcrossPiecesOfKeysAndQueries) {
+  Batch batch(2, 1, 5, {IndexFormat::kMxfp4, 4});
+  batch.AddSequence(510, 67, 1);
+  batch.AddSequence(1030, 1, 2);
+  ExpectReferenceBits(batch);
+}
+
+TEST(IndexScores, ExtremeScalesAndNanGiveTheBitsOfThePlainLoops) {
+  Batch batch(4, 1, 5, {IndexFormat::kMxfp4, 64});
+  batch.AddSequence(40, 2, 1);
+  const auto scale = [&](size_t head, float factor) {
+    for (size_t i = 0; i < 64; ++i) batch.q[head * 64 + i] *= factor;
+  };
+  scale(0, 0x1p-125f);  // partly below the normal numbers
+  scale(1, 0x1p120f);
+  scale(2, 0x1p60f);
+  const std::vector<float> tiny(64, 0x1p-126f), huge(64, 0x1p118f);
+  batch.SetKey(0, 3, tiny.data());
+  batch.SetKey(0, 7, huge.data());
+  ExpectReferenceBits(batch);
+  batch.pages[0]->Poison(11);
+  batch.q[4 * 64 + 70] = INFINITY;  // second token, second head
+  for (const CpuIsa isa : SupportedCpuIsas()) {
+    const auto scores = batch.Scores(isa);
+    for (size_t e = 0; e < 41; ++e) EXPECT_EQ(std::isnan(scores[0][e]), e == 11) << e;
+    for (size_t e = 0; e < 42; ++e) EXPECT_TRUE(std::isnan(scores[1][e])) << e;
   }
 }
 
