@@ -6,8 +6,8 @@
 #include <optional>
 
 #include "base/result.h"
+#include "kernels/dispatch_plan/expert_placement.h"
 #include "model/load_routed_layer.h"
-#include "moe/expert_placement.h"
 
 namespace halfbyte {
 

@@ -7,13 +7,13 @@
 #include <vector>
 
 #include "comm/in_process_ranks.h"
+#include "kernels/route/router.h"
 #include "measure/bench_routing.h"
 #include "measure/machine_limits.h"
 #include "measure/moe_bench.h"
 #include "measure/peak_loops.h"
 #include "measure/rotating_routing.h"
 #include "measure/synthetic_experts.h"
-#include "moe/router.h"
 
 namespace halfbyte {
 namespace {

@@ -6,9 +6,9 @@
 
 #include "base/result.h"
 #include "checkpoint/model_config.h"
+#include "kernels/dispatch_plan/expert_placement.h"
 #include "model/weight_source.h"
 #include "moe/activation_scales.h"
-#include "moe/expert_placement.h"
 #include "moe/routed_layer.h"
 
 namespace halfbyte {

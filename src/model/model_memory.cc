@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "checkpoint/inventory.h"
+#include "kernels/dispatch_plan/expert_placement.h"
 #include "kernels/packed_linear/packed_linear.h"
-#include "moe/expert_placement.h"
 #include "tensor/scale_layout.h"
 
 namespace halfbyte {

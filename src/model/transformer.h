@@ -24,6 +24,7 @@
 #include "comm/communicator.h"
 #include "device/arena.h"
 #include "device/context.h"
+#include "kernels/dispatch_plan/expert_placement.h"
 #include "model/batch_item.h"
 #include "model/cpu/cpu_ops.h"
 #include "model/cpu/cpu_weights.h"
@@ -32,7 +33,6 @@
 #include "model/math_mode.h"
 #include "moe/activation_scales.h"
 #include "moe/expert_exchange.h"
-#include "moe/expert_placement.h"
 #include "moe/moe_workspace.h"
 
 namespace halfbyte {

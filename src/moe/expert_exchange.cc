@@ -4,8 +4,8 @@
 #include <numeric>
 
 #include "base/check.h"
-#include "moe/combine_slots.h"
-#include "moe/dispatch_plan.h"
+#include "kernels/combine/combine_slots.h"
+#include "kernels/dispatch_plan/dispatch_plan.h"
 
 namespace halfbyte {
 
@@ -66,7 +66,7 @@ Status ExpertExchange::Run(const Context& context, const MoeLayer& layer,
                                                numbers,
                                                {all_.get(), static_cast<size_t>(rows * width)}));
     CombineSlots(
-        context, choices, layer.params(),
+        context, choices, CombineRuleOf(layer.params()),
         [&](int64_t slot) -> const float* {
           const int64_t row = row_of_slot_[static_cast<size_t>(slot)];
           return row == DispatchPlan::kNone ? nullptr : all_.get() + row * width;

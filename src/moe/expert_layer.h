@@ -8,11 +8,11 @@
 #include <memory>
 
 #include "base/result.h"
-#include "moe/expert_placement.h"
+#include "kernels/dispatch_plan/expert_placement.h"
+#include "kernels/route/router.h"
 #include "moe/moe_params.h"
 #include "moe/moe_workspace.h"
 #include "moe/routed_layer.h"
-#include "moe/router.h"
 #include "numerics/nvfp4_block.h"
 
 namespace halfbyte {

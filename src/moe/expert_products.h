@@ -5,8 +5,8 @@
 #include <cstdint>
 
 #include "device/context.h"
+#include "kernels/dispatch_plan/expert_placement.h"
 #include "kernels/packed_linear/packed_linear.h"
-#include "moe/expert_placement.h"
 #include "moe/moe_workspace.h"
 #include "moe/packed_experts.h"
 #include "tensor/tensor_view.h"

@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "base/check.h"
+#include "kernels/combine/combine_slots.h"
 #include "kernels/quantize_nvfp4/quantize_nvfp4.h"
-#include "moe/combine_slots.h"
 #include "moe/packed_products.h"
 #include "moe/stored_products.h"
 #include "tensor/scale_layout.h"
@@ -317,7 +317,7 @@ void MoeLayer::Down(const Block& block) const {
 void MoeLayer::Combine(const Block& block) const {
   const MoeWorkspace& ws = block.workspace;
   CombineSlots(
-      block.context, block.routing, params_,
+      block.context, block.routing, CombineRuleOf(params_),
       [&](int64_t slot) -> const float* {
         const int64_t row = ws.plan.padded_row_of_slot(slot);
         return row == DispatchPlan::kNone ? nullptr : ws.rows.get() + row * params_.hidden;

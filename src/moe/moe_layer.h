@@ -36,13 +36,13 @@
 
 #include "base/result.h"
 #include "device/context.h"
-#include "moe/expert_placement.h"
+#include "kernels/dispatch_plan/expert_placement.h"
+#include "kernels/route/router.h"
 #include "moe/expert_products.h"
 #include "moe/expert_weights.h"
 #include "moe/moe_observer.h"
 #include "moe/moe_params.h"
 #include "moe/moe_workspace.h"
-#include "moe/router.h"
 #include "numerics/global_scale.h"
 #include "numerics/nvfp4_block.h"
 

@@ -2,8 +2,8 @@
 // (activation_scales.h). A layer without an observer spends nothing on it.
 #pragma once
 
-#include "moe/dispatch_plan.h"
-#include "moe/router.h"
+#include "kernels/dispatch_plan/dispatch_plan.h"
+#include "kernels/route/router.h"
 #include "tensor/tensor_view.h"
 
 namespace halfbyte {

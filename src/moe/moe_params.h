@@ -5,6 +5,7 @@
 #include <optional>
 #include <string_view>
 
+#include "kernels/combine/combine_slots.h"
 #include "kernels/packed_linear/packed_linear.h"
 #include "kernels/swiglu/swiglu.h"
 #include "numerics/global_scale.h"
@@ -35,6 +36,12 @@ struct MoeParams {
   // Multiplies the sum of a token's slot values, fp32 (ScaleOn::kOutput of the router).
   float output_scale = 1;
 };
+
+// How slot values become rows.
+constexpr CombineRule CombineRuleOf(const MoeParams& params) {
+  return {.weigh = params.routing_weight == RoutingWeightPlacement::kAfterDown,
+          .output_scale = params.output_scale};
+}
 
 // Whether activations are quantized and weights must have four bits.
 constexpr bool IsFourBitOnly(Arithmetic arithmetic) {

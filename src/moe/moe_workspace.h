@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "moe/dispatch_plan.h"
+#include "kernels/dispatch_plan/dispatch_plan.h"
 #include "numerics/global_scale.h"
 
 namespace halfbyte {

@@ -11,8 +11,8 @@
 #include "base/result.h"
 #include "base/thread_pool.h"
 #include "device/zeroed_memory.h"
+#include "kernels/dispatch_plan/expert_placement.h"
 #include "kernels/packed_linear/packed_matrix.h"
-#include "moe/expert_placement.h"
 #include "moe/expert_weights.h"
 
 namespace halfbyte {

@@ -10,11 +10,11 @@
 
 #include "base/result.h"
 #include "base/thread_pool.h"
+#include "kernels/dispatch_plan/expert_placement.h"
+#include "kernels/route/router.h"
 #include "moe/activation_scales.h"
-#include "moe/expert_placement.h"
 #include "moe/expert_weights.h"
 #include "moe/moe_layer.h"
-#include "moe/router.h"
 
 namespace halfbyte {
 

@@ -3,12 +3,12 @@
 
 #include "cases/numeric_cases.h"
 #include "device/context.h"
+#include "kernels/dispatch_plan/dispatch_plan.h"
+#include "kernels/dispatch_plan/expert_placement.h"
 #include "kernels/linear/linear.h"
+#include "kernels/route/router.h"
 #include "kernels/swiglu/swiglu.h"
-#include "moe/dispatch_plan.h"
-#include "moe/expert_placement.h"
 #include "moe/moe_layer.h"
-#include "moe/router.h"
 #include "numerics/nvfp4_block.h"
 #include "tensor/scale_layout.h"
 

@@ -6,9 +6,10 @@
 
 #include <cstdint>
 
+#include "kernels/dispatch_plan/token_tiles.h"
 #include "kernels/quantize_nvfp4/quantize_nvfp4_cuda.h"
 #include "kernels/sm90_moe/few_slots.h"
-#include "kernels/sm90_moe/token_tiles.h"
+#include "kernels/sm90_moe/sm90_layout.h"
 #include "numerics/bf16.h"
 
 namespace halfbyte::sm90 {

@@ -1,9 +1,9 @@
-// The plan of few_slots.h, in shared memory. It is that of moe/cuda/token_plan.h for tiles of eight
-// rows.
+// The plan of few_slots.h, in shared memory. It is that of kernels/dispatch_plan/token_plan.h for
+// tiles of eight rows.
 #pragma once
 
+#include "kernels/dispatch_plan/token_tiles.h"
 #include "kernels/sm90_moe/few_slots.h"
-#include "kernels/sm90_moe/token_tiles.h"
 
 namespace halfbyte::sm90 {
 

@@ -7,9 +7,9 @@
 
 #include "base/thread_pool.h"
 #include "device/cuda/gpu_test.h"
+#include "kernels/dispatch_plan/token_tiles.h"
 #include "kernels/sm90_moe/sm90_gemm.h"
 #include "kernels/sm90_moe/sm90_pack.h"
-#include "kernels/sm90_moe/token_tiles.h"
 #include "numerics/bf16.h"
 
 namespace halfbyte::sm90 {

@@ -21,8 +21,8 @@
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/cuda_stream.h"
 #include "device/cuda/device_buffer.h"
+#include "kernels/dispatch_plan/token_tiles.h"
 #include "kernels/sm90_moe/sm90_gemm.h"
-#include "kernels/sm90_moe/token_tiles.h"
 #include "numerics/bf16.h"
 
 namespace halfbyte::sm90 {

@@ -25,6 +25,7 @@
 
 #include <cstdint>
 
+#include "kernels/dispatch_plan/token_tiles.h"
 #include "numerics/host_device.h"
 
 namespace halfbyte::sm90 {
@@ -37,7 +38,7 @@ inline constexpr int64_t kBlockThreads = 128;
 inline constexpr int64_t kCodeBytes = kStripRows * kBlockK / 2;
 inline constexpr int64_t kScaleBytes = kStripRows * kBlockK / 16;
 inline constexpr int64_t kBlockBytes = kCodeBytes + kScaleBytes;
-inline constexpr int64_t kAtomRows = 8;
+inline constexpr int64_t kAtomRows = kTileStep;
 inline constexpr int64_t kAtomBytes = 1024;
 
 HB_HD constexpr int64_t CeilDiv(int64_t x, int64_t y) { return (x + y - 1) / y; }
@@ -152,15 +153,6 @@ struct ExpertShape {
   HB_HD constexpr PackedShape down() const { return {CeilDiv(hidden, kStripRows), intermediate}; }
   HB_HD constexpr int64_t down_offset() const { return gate_up().bytes(); }
   HB_HD constexpr int64_t bytes() const { return gate_up().bytes() + down().bytes(); }
-};
-
-// Some rows of one local expert. Rows are numbered through all tiles: row_begin of a tile is the
-// sum of `rows` of those before it. `rows` is a multiple of 8; rows beyond the slots of the expert
-// are padding, may hold anything and reach no other row.
-struct TokenTile {
-  int32_t expert = 0;
-  int32_t row_begin = 0;
-  int32_t rows = 0;
 };
 
 // Byte offset in the buffer of all images. `row` counts within the tile; column < PaddedK(k).

@@ -14,13 +14,13 @@
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/cuda_stream.h"
 #include "device/cuda/device_buffer.h"
+#include "kernels/dispatch_plan/expert_placement.h"
+#include "kernels/route/cuda_router.h"
 #include "kernels/sm90_moe/sm90_gemm.h"
 #include "measure/cuda/cuda_limits.h"
 #include "measure/median.h"
 #include "measure/synthetic_experts.h"
 #include "moe/cuda/cuda_moe_layer.h"
-#include "moe/cuda/cuda_router.h"
-#include "moe/expert_placement.h"
 #include "numerics/bf16.h"
 
 namespace halfbyte {

@@ -8,13 +8,13 @@
 
 #include "base/result.h"
 #include "base/thread_pool.h"
+#include "kernels/dispatch_plan/expert_placement.h"
 #include "kernels/hyper_connection/hyper_connection.h"
 #include "model/cpu/moe_block.h"
 #include "model/cpu/projection.h"
 #include "model/load_routed_layer.h"
 #include "model/model_ops.h"
 #include "model/weight_source.h"
-#include "moe/expert_placement.h"
 #include "tensor/weight_matrix.h"
 
 namespace halfbyte {

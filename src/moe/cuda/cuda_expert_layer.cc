@@ -8,8 +8,8 @@
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/cuda_stream.h"
 #include "device/cuda/device_buffer.h"
+#include "kernels/route/cuda_router.h"
 #include "moe/cuda/cuda_moe_layer.h"
-#include "moe/cuda/cuda_router.h"
 
 namespace halfbyte {
 namespace {

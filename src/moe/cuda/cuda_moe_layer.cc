@@ -8,9 +8,9 @@
 
 #include "base/check.h"
 #include "device/cuda/cuda_stream.h"
-#include "moe/cuda/combine.h"
+#include "kernels/combine/cuda_combine.h"
+#include "kernels/dispatch_plan/token_plan.h"
 #include "moe/cuda/cuda_expert_upload.h"
-#include "moe/cuda/token_plan.h"
 
 namespace halfbyte {
 namespace {

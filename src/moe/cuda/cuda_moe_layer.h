@@ -29,10 +29,10 @@
 #include "base/result.h"
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/device_buffer.h"
+#include "kernels/dispatch_plan/expert_placement.h"
 #include "moe/cuda/cuda_moe_call.h"
 #include "moe/cuda/cuda_moe_workspace.h"
 #include "moe/cuda/moe_kernels.h"
-#include "moe/expert_placement.h"
 #include "moe/expert_weights.h"
 #include "moe/moe_layer.h"
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "moe/cuda/token_plan.h"
+#include "kernels/dispatch_plan/token_plan.h"
 #include "tensor/scale_layout.h"
 
 namespace halfbyte {
@@ -34,16 +34,15 @@ class Pieces {
 CudaMoeWorkspace::Layout CudaMoeWorkspace::Lay(const MoeKernels& kernels, std::byte* memory,
                                                const MoeLimits& limits) {
   const int64_t slots = limits.slots();
-  const int64_t rows = sm90::MaxTokenRows(slots, limits.experts);
+  const int64_t rows = MaxTokenRows(slots, limits.experts);
   Pieces pieces(memory);
   MoeKernelMemory layout;
-  layout.plan.tiles =
-      pieces.Take<sm90::TokenTile>(sm90::MaxTokenTiles(slots, limits.experts, kNarrowestTile));
+  layout.plan.tiles = pieces.Take<TokenTile>(MaxTokenTiles(slots, limits.experts, kNarrowestTile));
   layout.plan.tile_count = pieces.Take<int32_t>(2);
   layout.plan.row_count = pieces.Take<int32_t>(1);
   layout.plan.row_of_slot = pieces.Take<int32_t>(slots);
   layout.plan.slot_of_row = pieces.Take<int32_t>(rows);
-  layout.plan.tile_of_atom = pieces.Take<int32_t>(rows / sm90::kAtomRows);
+  layout.plan.tile_of_atom = pieces.Take<int32_t>(rows / kTileStep);
   layout.plan.counts = pieces.Take<int32_t>(PlanChunks(slots) * limits.experts);
   layout.row_scales = pieces.Take<float>(rows);
   layout.row_weights = pieces.Take<float>(rows);

@@ -11,8 +11,8 @@
 
 #include "base/result.h"
 #include "device/cuda/cuda_device.h"
+#include "kernels/dispatch_plan/token_tiles.h"
 #include "kernels/quantize_nvfp4/quantize_nvfp4_cuda.h"
-#include "kernels/sm90_moe/token_tiles.h"
 #include "moe/cuda/cuda_moe_call.h"
 #include "moe/moe_params.h"
 
@@ -39,7 +39,7 @@ struct MoeTiling {
 
 // Memory of a workspace (cuda_moe_workspace.h).
 struct MoeKernelMemory {
-  sm90::TokenPlan plan;
+  TokenPlan plan;
   float* row_scales = nullptr;   // [rows], w4a4 without a static scale: of x, then of h
   float* row_weights = nullptr;  // [rows]
   // Operands of gate_up [rows, hidden]: ImageBytes. They share their memory with what comes after

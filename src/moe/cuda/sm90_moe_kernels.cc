@@ -58,7 +58,7 @@ cudaError_t Requantize(const MoeKernelCall& call, cudaStream_t stream) {
   const std::optional<GlobalScale>& scale = call.params.down_input_scale;
   return sm90::LaunchRequantize(
       {.plan = call.memory.plan,
-       .max_rows = sm90::MaxTokenRows(call.call.slots(), call.weights.local_experts),
+       .max_rows = MaxTokenRows(call.call.slots(), call.weights.local_experts),
        .image = call.memory.h_image,
        .k = call.params.intermediate,
        .static_scale = scale ? scale->value() : 0,

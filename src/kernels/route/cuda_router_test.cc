@@ -1,4 +1,4 @@
-#include "moe/cuda/cuda_router.h"
+#include "kernels/route/cuda_router.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "device/cuda/gpu_test.h"
-#include "moe/router.h"
+#include "kernels/route/router.h"
 
 namespace halfbyte {
 namespace {

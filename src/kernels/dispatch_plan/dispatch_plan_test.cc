@@ -1,4 +1,4 @@
-#include "moe/dispatch_plan.h"
+#include "kernels/dispatch_plan/dispatch_plan.h"
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>

@@ -6,21 +6,26 @@
 #include <cstdint>
 
 #include "device/context.h"
-#include "moe/moe_layer.h"
+#include "kernels/route/router.h"
+#include "tensor/tensor_view.h"
 
 namespace halfbyte {
 
-// out[t] = output_scale * sum of the token's slot values times their routing weights (if those come
-// after `down`; else times 1), j ascending, each step one fused multiply-add. value_of_slot(slot)
-// is a row of out.columns numbers, or null for a slot without an expert, which is left out.
-// Wherever the values were computed, equal values give equal bits.
+struct CombineRule {
+  bool weigh = false;      // by the routing weights, where those come after `down`; else by 1
+  float output_scale = 1;  // of the sum
+};
+
+// out[t] = output_scale * sum of the token's slot values times their weights, j ascending, each
+// step one fused multiply-add. value_of_slot(slot) is a row of out.columns numbers, or null for a
+// slot without an expert, which is left out. Wherever the values were computed, equal values give
+// equal bits.
 template <class ValueOfSlot>
-void CombineSlots(const Context& context, const Routing& routing, const MoeParams& params,
+void CombineSlots(const Context& context, const Routing& routing, const CombineRule& rule,
                   const ValueOfSlot& value_of_slot, MatrixView<float> out) {
   constexpr int64_t kMinPiece = 4096;  // multiply-adds that outweigh the start of a piece
   const int64_t width = out.columns;
   const int64_t top_k = routing.top_k();
-  const bool weigh = params.routing_weight == RoutingWeightPlacement::kAfterDown;
   context.pool().ParallelFor(
       out.rows, std::max<int64_t>(1, kMinPiece / std::max<int64_t>(1, width * top_k)),
       [&](int64_t begin, int64_t end) {
@@ -30,10 +35,10 @@ void CombineSlots(const Context& context, const Routing& routing, const MoeParam
           for (int64_t j = 0; j < top_k; ++j) {
             const float* value = value_of_slot(t * top_k + j);
             if (value == nullptr) continue;
-            const float weight = weigh ? routing.topk_weights.row(t)[j] : 1.0f;
+            const float weight = rule.weigh ? routing.topk_weights.row(t)[j] : 1.0f;
             for (int64_t n = 0; n < width; ++n) sum[n] = std::fma(weight, value[n], sum[n]);
           }
-          for (int64_t n = 0; n < width; ++n) sum[n] *= params.output_scale;
+          for (int64_t n = 0; n < width; ++n) sum[n] *= rule.output_scale;
         }
       });
 }

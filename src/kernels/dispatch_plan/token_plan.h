@@ -11,14 +11,12 @@
 
 #include <cstdint>
 
-#include "kernels/sm90_moe/token_tiles.h"
+#include "kernels/dispatch_plan/token_tiles.h"
 
 namespace halfbyte {
 
 inline constexpr int64_t kMaxPlanExperts = 2048;  // local ones
 inline constexpr int64_t kMaxPlanSlots = int64_t{1} << 26;
-
-using sm90::TokenPlan;
 
 // Pieces in which slots are counted before they are placed.
 inline constexpr int64_t kPlanChunkSlots = 2048;

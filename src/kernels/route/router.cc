@@ -1,4 +1,4 @@
-#include "moe/router.h"
+#include "kernels/route/router.h"
 
 #include <algorithm>
 #include <atomic>

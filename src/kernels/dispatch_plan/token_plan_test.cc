@@ -1,4 +1,4 @@
-#include "moe/cuda/token_plan.h"
+#include "kernels/dispatch_plan/token_plan.h"
 
 #include <gtest/gtest.h>
 
@@ -8,20 +8,20 @@
 #include <vector>
 
 #include "device/cuda/gpu_test.h"
-#include "moe/dispatch_plan.h"
+#include "kernels/dispatch_plan/dispatch_plan.h"
 
 namespace halfbyte {
 namespace {
 
-constexpr int32_t kAtom = static_cast<int32_t>(sm90::kAtomRows);
+constexpr int32_t kAtom = kTileStep;
 
 struct HostPlan {
-  std::vector<sm90::TokenTile> tiles;
+  std::vector<TokenTile> tiles;
   int32_t wide_tiles = 0;
   std::vector<int32_t> row_of_slot, slot_of_row, tile_of_atom;
 };
 
-// By moe/dispatch_plan.h and the cuts of token_tiles.h.
+// By kernels/dispatch_plan/dispatch_plan.h and the cuts of token_tiles.h.
 HostPlan ReferencePlan(const ExpertPlacement& placement, const std::vector<int32_t>& ids,
                        int32_t max_tile_rows, int32_t wide_tile_rows) {
   const auto slots = static_cast<int64_t>(ids.size());
@@ -37,15 +37,15 @@ HostPlan ReferencePlan(const ExpertPlacement& placement, const std::vector<int32
   for (int32_t e = 0; e < placement.local_experts(); ++e) {
     const auto rows = static_cast<int32_t>(plan.offsets().count(LocalExpert{e}));
     const auto begin = static_cast<int32_t>(plan.offsets().begin(LocalExpert{e}));
-    const int32_t count = sm90::TilesOfExpert(rows, max_tile_rows);
+    const int32_t count = TilesOfExpert(rows, max_tile_rows);
     for (int32_t i = 0; i < count; ++i) {
-      const sm90::TokenTile tile = sm90::TileOfExpert(e, begin, rows, i, count);
+      const TokenTile tile = TileOfExpert(e, begin, rows, i, count);
       host.tiles.push_back(tile);
     }
   }
-  const auto middle = std::stable_partition(
-      host.tiles.begin(), host.tiles.end(),
-      [&](const sm90::TokenTile& tile) { return tile.rows > wide_tile_rows; });
+  const auto middle =
+      std::stable_partition(host.tiles.begin(), host.tiles.end(),
+                            [&](const TokenTile& tile) { return tile.rows > wide_tile_rows; });
   host.wide_tiles = static_cast<int32_t>(middle - host.tiles.begin());
   host.tile_of_atom.resize(host.slot_of_row.size() / kAtom);
   for (size_t i = 0; i < host.tiles.size(); ++i) {
@@ -63,8 +63,8 @@ class TokenPlanCuda : public GpuTest {
                int32_t max_tile_rows, int32_t wide_tile_rows = 0) {
     const auto slots = static_cast<int64_t>(ids.size());
     const int64_t experts = placement.local_experts();
-    const auto max_rows = static_cast<size_t>(sm90::MaxTokenRows(slots, experts));
-    const auto max_tiles = static_cast<size_t>(sm90::MaxTokenTiles(slots, experts, max_tile_rows));
+    const auto max_rows = static_cast<size_t>(MaxTokenRows(slots, experts));
+    const auto max_tiles = static_cast<size_t>(MaxTokenTiles(slots, experts, max_tile_rows));
     std::vector<int32_t> locals;
     for (int32_t id = 0; id < placement.experts(); ++id) {
       const auto local = placement.ToLocal(id);
@@ -73,7 +73,7 @@ class TokenPlanCuda : public GpuTest {
     DeviceArray<int32_t> d_ids(ids), d_locals(locals), tile_count(2), row_count(1),
         row_of_slot(ids.size()), slot_of_row(max_rows), tile_of_atom(max_rows / kAtom),
         counts(static_cast<size_t>(PlanChunks(slots) * experts));
-    DeviceArray<sm90::TokenTile> tiles(max_tiles);
+    DeviceArray<TokenTile> tiles(max_tiles);
     const TokenPlan plan{tiles.data(),       tile_count.data(),  row_count.data(),
                          row_of_slot.data(), slot_of_row.data(), tile_of_atom.data(),
                          counts.data()};
@@ -95,7 +95,7 @@ class TokenPlanCuda : public GpuTest {
     EXPECT_EQ(row_of_slot.Read(), host.row_of_slot);
     EXPECT_EQ(Head(slot_of_row.Read(), host.slot_of_row.size()), host.slot_of_row);
     EXPECT_EQ(Head(tile_of_atom.Read(), host.tile_of_atom.size()), host.tile_of_atom);
-    const std::vector<sm90::TokenTile> written = tiles.Read();
+    const std::vector<TokenTile> written = tiles.Read();
     for (size_t i = 0; i < host.tiles.size(); ++i) {
       ASSERT_EQ(written[i].expert, host.tiles[i].expert) << i;
       ASSERT_EQ(written[i].row_begin, host.tiles[i].row_begin) << i;

@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "device/context.h"
-#include "moe/router_params.h"
+#include "kernels/route/router_params.h"
 #include "tensor/tensor_view.h"
 
 namespace halfbyte {

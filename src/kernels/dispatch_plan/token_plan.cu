@@ -1,10 +1,8 @@
 #include "device/cuda/launch.cuh"
-#include "moe/cuda/token_plan.h"
+#include "kernels/dispatch_plan/token_plan.h"
 
 namespace halfbyte {
 namespace {
-
-using sm90::kTileStep;
 
 constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / 32;
@@ -61,9 +59,9 @@ __device__ Sizes Unpack(uint64_t packed) {
           static_cast<int32_t>(packed & 0xfffff)};
 }
 __device__ Sizes SizesOfExpert(const TokenPlanArguments& arguments, int32_t rows) {
-  const int32_t tiles = sm90::TilesOfExpert(rows, arguments.max_tile_rows);
-  const int32_t wide = sm90::WideTilesOfExpert(rows, tiles, arguments.wide_tile_rows);
-  return {sm90::AtomsOfExpert(rows), wide, tiles - wide};
+  const int32_t tiles = TilesOfExpert(rows, arguments.max_tile_rows);
+  const int32_t wide = WideTilesOfExpert(rows, tiles, arguments.wide_tile_rows);
+  return {AtomsOfExpert(rows), wide, tiles - wide};
 }
 
 // The first so many warps of this block have slots.
@@ -142,7 +140,7 @@ __device__ void WriteTilesOfExpert(const TokenPlanArguments& arguments, const To
   const Sizes own = SizesOfExpert(arguments, rows);
   const int32_t tiles = own.wide + own.narrow;
   for (int32_t i = first; i < tiles; i += step) {
-    const sm90::TokenTile tile = sm90::TileOfExpert(e, first_row, rows, i, tiles);
+    const TokenTile tile = TileOfExpert(e, first_row, rows, i, tiles);
     const int32_t index =
         i < own.wide ? shared.first_wide[e] + i : all_wide + shared.first_narrow[e] + i - own.wide;
     plan.tiles[index] = tile;

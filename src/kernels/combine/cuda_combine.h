@@ -1,7 +1,7 @@
-// The last step of a layer on the GPU (moe-layer.md §2, step 9), as moe/combine_slots.h has it:
-// out[t] = output_scale * sum of the token's slot values times their weights, in the order of its
-// choices, each step one fused multiply-add; rounded once if the output is bf16. Every row of out
-// is written.
+// The last step of a layer on the GPU (moe-layer.md §2, step 9), as kernels/combine/combine_slots.h
+// has it: out[t] = output_scale * sum of the token's slot values times their weights, in the order
+// of its choices, each step one fused multiply-add; rounded once if the output is bf16. Every row
+// of out is written.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -1,4 +1,4 @@
-#include "moe/expert_placement.h"
+#include "kernels/dispatch_plan/expert_placement.h"
 
 #include <utility>
 

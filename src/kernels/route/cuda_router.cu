@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "device/cuda/launch.cuh"
-#include "moe/cuda/cuda_router.h"
+#include "kernels/route/cuda_router.h"
 
 namespace halfbyte {
 namespace {

@@ -1,13 +1,13 @@
-// The router on the GPU: moe/router.h's rules, one warp for a token. Ids are those of Route for
-// keys that differ by more than the last bits of exp and log (ties go to the lower id here too);
-// weights agree to a few units in the last place.
+// The router on the GPU: kernels/route/router.h's rules, one warp for a token. Ids are those of
+// Route for keys that differ by more than the last bits of exp and log (ties go to the lower id
+// here too); weights agree to a few units in the last place.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
 
-#include "moe/router_params.h"
+#include "kernels/route/router_params.h"
 
 namespace halfbyte {
 
@@ -33,7 +33,7 @@ struct RouterCallArguments {
   CudaRouterCounters* counters = nullptr;  // added to; or null
 };
 
-// Error cudaErrorInvalidValue: parameters that moe/router.h refuses, more experts than
+// Error cudaErrorInvalidValue: parameters that kernels/route/router.h refuses, more experts than
 // kMaxRouterExperts.
 cudaError_t LaunchRouter(const RouterParams& params, const RouterCallArguments& arguments,
                          cudaStream_t stream);

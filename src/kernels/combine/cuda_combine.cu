@@ -1,5 +1,5 @@
 #include "device/cuda/launch.cuh"
-#include "moe/cuda/combine.h"
+#include "kernels/combine/cuda_combine.h"
 #include "numerics/bf16.h"
 
 namespace halfbyte {

@@ -1,5 +1,5 @@
-// How the rows of the experts become token tiles (sm90_layout.h), and how much room that takes at
-// most. For host and device: the plan kernel and its reference cut alike.
+// How the rows of the experts become token tiles, and how much room that takes at most. For host
+// and device: the plan kernel and its reference cut alike.
 //
 // An expert with n rows takes RoundUp(n, 8) of them and, if it has any, CeilDiv(rows, max_rows)
 // tiles of nearly equal size: 300 rows with tiles of at most 192 are 152 + 152, not 192 + 112.
@@ -7,13 +7,23 @@
 
 #include <cstdint>
 
-#include "kernels/sm90_moe/sm90_layout.h"
+#include "kernels/dispatch_plan/padded_rows.h"
 #include "numerics/host_device.h"
 
-namespace halfbyte::sm90 {
+namespace halfbyte {
 
-// 32-bit throughout: the plan kernel divides for every expert, and 64-bit divisions are slow there.
-inline constexpr int32_t kTileStep = static_cast<int32_t>(kAtomRows);
+// Some rows of one local expert. Rows are numbered through all tiles: row_begin of a tile is the
+// sum of `rows` of those before it. `rows` is a multiple of 8; rows beyond the slots of the expert
+// are padding, may hold anything and reach no other row.
+struct TokenTile {
+  int32_t expert = 0;
+  int32_t row_begin = 0;
+  int32_t rows = 0;
+};
+
+// An atom: the rows that a tile is made of. 32-bit throughout: the plan kernel divides for every
+// expert, and 64-bit divisions are slow there.
+inline constexpr int32_t kTileStep = 8;
 HB_HD constexpr int32_t AtomsOfExpert(int32_t rows) { return (rows + kTileStep - 1) / kTileStep; }
 // `max_rows` is a multiple of 8.
 HB_HD constexpr int32_t TilesOfExpert(int32_t rows, int32_t max_rows) {
@@ -50,10 +60,9 @@ struct TokenPlan {
   int32_t* counts = nullptr;        // [PlanChunks(slots) * experts], scratch
 };
 
-// Rows, padding included, that `slots` slots can need on `experts` experts: reached, not estimated.
+// Rows, padding included, that `slots` slots can need on `experts` experts.
 HB_HD constexpr int64_t MaxTokenRows(int64_t slots, int64_t experts) {
-  const int64_t used = slots < experts ? slots : experts;
-  return kAtomRows * (used + (slots - used) / kAtomRows);
+  return PaddedRowsBound(slots, experts, kTileStep);
 }
 // Tiles that they can need: one begun for each expert in use, the rest full.
 HB_HD constexpr int64_t MaxTokenTiles(int64_t slots, int64_t experts, int64_t max_rows) {
@@ -61,4 +70,4 @@ HB_HD constexpr int64_t MaxTokenTiles(int64_t slots, int64_t experts, int64_t ma
   return used + MaxTokenRows(slots, experts) / max_rows;
 }
 
-}  // namespace halfbyte::sm90
+}  // namespace halfbyte

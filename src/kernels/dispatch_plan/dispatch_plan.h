@@ -1,7 +1,7 @@
 // Which rows each expert computes (moe-layer.md §5). A slot is one token's one choice,
 // slot = token * top_k + j. Each slot with a local expert gets one padded_row; a slot without one
 // (another rank's expert, or a marker such as -1) gets none. The rows of an expert are in slot
-// order and begin at a multiple of `alignment`.
+// order and begin at a multiple of `alignment`. token_plan.h makes the same plan on a GPU.
 #pragma once
 
 #include <cstdint>
@@ -9,17 +9,11 @@
 #include <vector>
 
 #include "base/result.h"
-#include "moe/expert_placement.h"
+#include "kernels/dispatch_plan/expert_placement.h"
+#include "kernels/dispatch_plan/padded_rows.h"
 #include "tensor/tensor_view.h"
 
 namespace halfbyte {
-
-// The most rows that `slots` slots can need on `experts` experts when each non-empty expert's rows
-// are padded to a multiple of `alignment`: reached, not estimated (LAY-05).
-constexpr int64_t PaddedRowsBound(int64_t slots, int64_t experts, int64_t alignment) {
-  const int64_t used = slots < experts ? slots : experts;
-  return alignment * (used + (slots - used) / alignment);
-}
 
 // Elements before row `slots` of a [rows, width] buffer: always 64 bits (RTE-03).
 constexpr int64_t RowElementOffset(int64_t tokens, int64_t top_k, int64_t width) {

@@ -1,4 +1,4 @@
-#include "kernels/sm90_moe/token_tiles.h"
+#include "kernels/dispatch_plan/token_tiles.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-namespace halfbyte::sm90 {
+namespace halfbyte {
 namespace {
 
 std::vector<int32_t> RowsOfTiles(int32_t rows, int32_t max_rows) {
@@ -84,4 +84,4 @@ TEST(TokenTiles, BoundsAreReachedAndNeverExceeded) {  // R38
 }
 
 }  // namespace
-}  // namespace halfbyte::sm90
+}  // namespace halfbyte
