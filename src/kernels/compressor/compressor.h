@@ -45,20 +45,23 @@ struct CompressorSequence : TokenSpan {
   int64_t first_entry = 0;  // those before it are stored already and stay as they are
 };
 
-// The pooled vector of entry `entry` from a ring that holds its rows: out [dim]. For each channel,
-// with rows in ascending order: weight = exp(score - largest score) (kernels/simd16_exp.h), the sum
-// of the weights, the sum of weight * kv in fused multiply-adds, and their quotient.
-void PoolEntry(const Compressor& compressor, const CompressorRing& ring, int64_t entry, float* out);
-
-// kv, score: [tokens, channels], the products of this batch. Updates the rings and, for each token
-// that completes a group, stores the entry: pooled, rounded, normed, rotated at the group's first
-// position. Tokens of a sequence are taken in order, so chunks of any size give the same bits.
-// The second form stores indexer keys.
+// kv, score: [tokens, channels], the products of this batch. For each token that completes a group
+// the entry is pooled, rounded, normed (kernels/rms_norm), rotated at the group's first position
+// and stored; the second form stores indexer keys. Then the rings get the batch's last rows.
+// Entries are shared out, whoever they belong to, and chunks of any size give the same bits.
+//
+// Pooling, for each channel with the group's rows in ascending order: weight = exp(score - largest
+// score) (kernels/simd16_exp.h), the sum of the weights, the sum of weight * kv in fused
+// multiply-adds, and their quotient.
 void Compress(const Context& context, const Compressor& compressor,
               std::span<const CompressorSequence> sequences, MatrixView<const float> kv,
               MatrixView<const float> score, Rounding rounding, const KvRow& row);
 void Compress(const Context& context, const Compressor& compressor,
               std::span<const CompressorSequence> sequences, MatrixView<const float> kv,
               MatrixView<const float> score, Rounding rounding, const IndexRow& row);
+
+// Pooling as plain loops, bit for bit, from a ring that holds the entry's rows: out [dim].
+void PoolEntryReference(const Compressor& compressor, const CompressorRing& ring, int64_t entry,
+                        float* out);
 
 }  // namespace halfbyte

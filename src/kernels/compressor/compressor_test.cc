@@ -59,12 +59,13 @@ struct Store {
   }
 };
 
-// Feeds the tokens in chunks and returns the stored bytes of all entries.
+// Feeds the tokens in chunks and returns the stored bytes of all entries, and the ring if wanted.
 template <class Row>
 std::vector<std::byte> Feed(const Instance& instance, const Row& row,
                             const std::vector<int64_t>& chunks, int64_t extra_ring_rows = 0,
-                            Rounding rounding = Rounding::kNone) {
-  ThreadPool pool(1);
+                            Rounding rounding = Rounding::kNone,
+                            std::vector<float>* ring = nullptr) {
+  static ThreadPool pool(3);
   Store store(instance, instance.compressor.group_rows() + extra_ring_rows, row.bytes());
   const int64_t channels = instance.compressor.channels();
   int64_t position = 0;
@@ -82,6 +83,7 @@ std::vector<std::byte> Feed(const Instance& instance, const Row& row,
   }
   // The entry after the last complete group has not been touched.
   EXPECT_EQ(*store.pages.view.row(instance.entries()), std::byte{0xff});
+  if (ring != nullptr) *ring = store.ring;
   return stored;
 }
 
@@ -188,8 +190,8 @@ TEST(Compressor, HasTheNumbersOfTheFaultCaseForEveryChunking) {  // MDL-03
       position += count;
     }
     float first = 0, second = 0;  // the rings still hold both groups
-    PoolEntry(compressor, sequence.ring, 0, &first);
-    PoolEntry(compressor, sequence.ring, 1, &second);
+    PoolEntryReference(compressor, sequence.ring, 0, &first);
+    PoolEntryReference(compressor, sequence.ring, 1, &second);
     EXPECT_NEAR(first, 25, 25e-6);
     EXPECT_NEAR(second, 33.75, 33.75e-6);
   }
@@ -207,9 +209,15 @@ TEST(Compressor, EveryChunkingGivesTheSameBits) {
         cuts.push_back(std::min<int64_t>(left, 1 + random() % largest));
       }
       const KvRow kv{KvFormat::kF32, c.dim, c.rope_dim};
-      const std::vector<std::byte> whole = Feed(instance, kv, {tokens});
-      EXPECT_EQ(Feed(instance, kv, cuts), whole) << tokens << " tokens at rate " << c.rate;
-      EXPECT_EQ(Feed(instance, kv, std::vector<int64_t>(static_cast<size_t>(tokens), 1)), whole);
+      const std::vector<int64_t> ones(static_cast<size_t>(tokens), 1);
+      std::vector<float> ring, other_ring;
+      const std::vector<std::byte> whole =
+          Feed(instance, kv, {tokens}, round % 5, Rounding::kNone, &ring);
+      for (const std::vector<int64_t>& chunks : {cuts, ones}) {
+        EXPECT_EQ(Feed(instance, kv, chunks, round % 5, Rounding::kNone, &other_ring), whole)
+            << tokens << " tokens at rate " << c.rate;
+        EXPECT_TRUE(SameBits(other_ring, ring)) << tokens << " tokens at rate " << c.rate;
+      }
     }
   }
 }
@@ -304,7 +312,7 @@ TEST(Compressor, BiasBelongsToThePositionInTheGroupAndToScoresOnly) {  // R118
     position += count;
     if (position % 4 != 0) continue;
     std::vector<float> pooled(static_cast<size_t>(dim));
-    PoolEntry(instance.compressor, store.sequence.ring, position / 4 - 1, pooled.data());
+    PoolEntryReference(instance.compressor, store.sequence.ring, position / 4 - 1, pooled.data());
     EXPECT_TRUE(SameBits(
         pooled, std::span(instance.kv).subspan(static_cast<size_t>((position - 2) * dim), dim)));
   }
@@ -329,36 +337,48 @@ TEST(Compressor, EntriesAreRotatedAtTheFirstPositionOfTheirGroup) {  // MDL-02 e
   }
 }
 
+// The same steps by the plain loops and the kernels that have their own tests, bit for bit.
+void ExpectSteps(const Case& c, const KvRow& row, Rounding rounding) {
+  const Instance instance(c, 2 * c.rate, 19);
+  const std::vector<std::byte> stored = Feed(instance, row, {instance.tokens}, 0, rounding);
+  ThreadPool pool(1);
+  Store store(instance, 2 * c.rate, row.bytes());
+  static_cast<TokenSpan&>(store.sequence) = {.first = 0, .count = instance.tokens, .position = 0};
+  const int64_t channels = instance.compressor.channels();
+  Compress(Context(pool), instance.compressor, {&store.sequence, 1},
+           {instance.kv.data(), instance.tokens, channels},
+           {instance.score.data(), instance.tokens, channels}, Rounding::kNone, row);
+  for (int64_t e = 0; e < 2; ++e) {
+    std::vector<float> x(static_cast<size_t>(c.dim));
+    PoolEntryReference(instance.compressor, store.sequence.ring, e, x.data());
+    for (float& value : x) value = Round(rounding, value);
+    const MatrixView<float> view{x.data(), 1, c.dim};
+    RmsNorm(Context(pool), view, instance.norm.data(), 1e-6f, rounding, view);
+    RopeAngles angles;
+    const int64_t first = e * c.rate;
+    angles.Set(instance.frequencies, {&first, 1});
+    ApplyRope(Context(pool), angles, 1, false, rounding, view);
+    std::vector<std::byte> expected(static_cast<size_t>(row.bytes()));
+    EncodeKvRow(row, x.data(), expected.data());
+    // Up to the padding of a row, which nobody writes.
+    const bool fp8 = row.format == KvFormat::kFp8;
+    const int64_t bytes = fp8 ? row.fp8_dim() + 2 * row.rope_dim + row.scale_count() : row.bytes();
+    EXPECT_EQ(
+        std::memcmp(stored.data() + e * row.bytes(), expected.data(), static_cast<size_t>(bytes)),
+        0)
+        << e;
+  }
+}
+
 TEST(Compressor, RoundsAfterPoolingAfterTheNormAndAfterTheRotation) {
   for (const Case& c : {Case{4, true, 128, 32}, Case{128, false, 128, 32}}) {
-    const Instance instance(c, 2 * c.rate, 19);
-    const KvRow row{KvFormat::kFp8, c.dim, c.rope_dim};
-    const std::vector<std::byte> stored =
-        Feed(instance, row, {instance.tokens}, 0, Rounding::kBf16);
-    // The same steps by the kernels that have their own tests.
-    ThreadPool pool(1);
-    Store store(instance, 2 * c.rate, row.bytes());
-    static_cast<TokenSpan&>(store.sequence) = {.first = 0, .count = instance.tokens, .position = 0};
-    const int64_t channels = instance.compressor.channels();
-    Compress(Context(pool), instance.compressor, {&store.sequence, 1},
-             {instance.kv.data(), instance.tokens, channels},
-             {instance.score.data(), instance.tokens, channels}, Rounding::kNone, row);
-    for (int64_t e = 0; e < 2; ++e) {
-      std::vector<float> x(static_cast<size_t>(c.dim));
-      PoolEntry(instance.compressor, store.sequence.ring, e, x.data());
-      for (float& value : x) value = RoundToBf16(value);
-      const MatrixView<float> view{x.data(), 1, c.dim};
-      RmsNorm(Context(pool), view, instance.norm.data(), 1e-6f, Rounding::kBf16, view);
-      RopeAngles angles;
-      const int64_t first = e * c.rate;
-      angles.Set(instance.frequencies, {&first, 1});
-      ApplyRope(Context(pool), angles, 1, false, Rounding::kBf16, view);
-      std::vector<std::byte> expected(static_cast<size_t>(row.bytes()));
-      EncodeKvRow(row, x.data(), expected.data());
-      // Up to the padding of a row, which nobody writes.
-      const auto bytes = static_cast<size_t>(row.fp8_dim() + 2 * row.rope_dim + row.scale_count());
-      EXPECT_EQ(std::memcmp(stored.data() + e * row.bytes(), expected.data(), bytes), 0) << e;
-    }
+    ExpectSteps(c, KvRow{KvFormat::kFp8, c.dim, c.rope_dim}, Rounding::kBf16);
+  }
+}
+
+TEST(Compressor, EqualsThePlainLoopsBitForBit) {
+  for (const Case& c : kCases) {
+    ExpectSteps(c, KvRow{KvFormat::kF32, c.dim, c.rope_dim}, Rounding::kNone);
   }
 }
 

@@ -46,8 +46,7 @@ constexpr ScaleTable kScales = MakeScaleTable();
 
 // The 32 codes of 16 bytes, low nibble first, as bytes 2 * value + kKeyOffset.
 __m256i SpreadCodes(__m128i codes) {
-  const __m128i table =
-      _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
+  const __m128i table = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
   const __m128i nibble = _mm_set1_epi8(15);
   const __m128i low = _mm_shuffle_epi8(table, _mm_and_si128(codes, nibble));
   const __m128i high = _mm_shuffle_epi8(table, _mm_and_si128(_mm_srli_epi16(codes, 4), nibble));

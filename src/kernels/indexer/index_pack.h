@@ -20,9 +20,9 @@ class IndexQueryPacks {
 
  private:
   int64_t heads_, dim_, blocks_;
-  int8_t* codes_;         // [tokens, heads, blocks, 32]
-  int32_t* offsets_;      // [tokens, heads, blocks]
-  float* scales_;         // [tokens, heads, blocks]
+  int8_t* codes_;          // [tokens, heads, blocks, 32]
+  int32_t* offsets_;       // [tokens, heads, blocks]
+  float* scales_;          // [tokens, heads, blocks]
   const float** weights_;  // [tokens]
 };
 

@@ -57,8 +57,8 @@ void AddHeads(const IndexQueryPack& query, const IndexKeyTile& keys, int64_t hea
         const __m256i wide = _mm256_madd_epi16(sums[h][p], _mm256_set1_epi16(1));
         const __m256 scale =
             _mm256_mul_ps(query_scale, _mm256_loadu_ps(keys.scales + (b * kParts + p) * 8));
-        dots[h][p] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(_mm256_add_epi32(wide, offset)), scale,
-                                     dots[h][p]);
+        dots[h][p] =
+            _mm256_fmadd_ps(_mm256_cvtepi32_ps(_mm256_add_epi32(wide, offset)), scale, dots[h][p]);
       }
     }
   }

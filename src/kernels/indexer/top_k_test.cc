@@ -41,8 +41,8 @@ TEST(TopK, EqualsAStableSort) {
       std::vector<float> scores(count);
       for (float& score : scores) {
         score = normal(random);
-        if (kind == 1) score = std::max(0.0f, score - 1);           // mostly the same 0
-        if (kind == 2) score = std::round(score);                   // few different ones
+        if (kind == 1) score = std::max(0.0f, score - 1);               // mostly the same 0
+        if (kind == 2) score = std::round(score);                       // few different ones
         if (kind == 3) score = 1 + std::ldexp(std::round(score), -23);  // neighbours
       }
       for (const size_t keep : {size_t{1}, count / 3 + 1, count - count / 5, count}) {
