@@ -280,7 +280,7 @@ Result<WeightLayout> DetectLayout(const ModuleTensors& tensors) {
 }
 
 std::span<const std::byte> StoredWeight::scale_bytes() const {
-  if (scales_file == nullptr) return {};
+  if (matrix.scales == nullptr) return {};
   return {matrix.scales, static_cast<size_t>(matrix.scale_rows() * matrix.scale_columns() *
                                              DTypeSize(matrix.scale_dtype))};
 }
@@ -288,6 +288,7 @@ std::span<const std::byte> StoredWeight::scale_bytes() const {
 Status StoredWeight::CheckScales() const { return halfbyte::CheckScales(matrix, name); }
 
 void StoredWeight::DropPages() const {
+  if (release) return release();
   data_file->DropPages({matrix.data, static_cast<size_t>(matrix.rows * matrix.row_bytes())});
   DropScalePages();
 }

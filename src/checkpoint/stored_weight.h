@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -62,17 +63,19 @@ Result<WeightLayout> DetectLayout(const ModuleTensors& tensors);
 
 struct StoredWeight {
   StoredFormat format = StoredFormat::kF32;
-  WeightMatrix matrix;                     // views the checkpoint's bytes
+  WeightMatrix matrix;                     // a view of the bytes
   std::optional<GlobalScale> input_scale;  // as a multiplier, whatever the file's convention
   std::string name;                        // of the tensor with the elements, for reports
   const SafetensorsFile* data_file = nullptr;
   const SafetensorsFile* scales_file = nullptr;  // null for unquantized formats
+  std::function<void()> release;  // of a weight that is in no file: its bytes go for good
 
   std::span<const std::byte> scale_bytes() const;  // empty for unquantized formats
   // Reads all scale bytes: scales that are NaN, infinite or have a sign where there is none are
   // errors (tensor/scale_check.h).
   Status CheckScales() const;
-  // After use: the pages of codes and block scales leave resident memory.
+  // After use: the pages of codes and block scales leave resident memory. (A file's come back when
+  // they are read again.)
   void DropPages() const;
   void DropScalePages() const;
 };

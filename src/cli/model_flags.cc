@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "model/checkpoint_weights.h"
 #include "model/model_memory.h"
 #include "text/tokenizer.h"
 
@@ -132,7 +133,7 @@ Result<int64_t> AffordableContext(const OpenedModel& model, const ModelFlags& fl
                                   int64_t wanted) {
   const ModelConfig& config = model.checkpoint.config();
   HB_ASSIGN_OR_RETURN(const MemoryPlan plan,
-                      PlanModel(model.checkpoint, model.options, flags.threads));
+                      PlanModel(CheckpointWeights(model.checkpoint), model.options, flags.threads));
   HB_ASSIGN_OR_RETURN(const KvMemory units, NewKvMemory(config, model.options.math, {}));
   const auto fits = [&](int64_t tokens) {
     MemoryPlan with_cache = plan;
@@ -150,7 +151,8 @@ Result<int64_t> AffordableContext(const OpenedModel& model, const ModelFlags& fl
 Result<LoadedModel> LoadModel(OpenedModel opened, const ModelFlags& flags, const ModelUse& use) {
   const ModelConfig& config = opened.checkpoint.config();
   opened.options.logit_rows = use.logit_rows;
-  HB_ASSIGN_OR_RETURN(MemoryPlan plan, PlanModel(opened.checkpoint, opened.options, flags.threads));
+  HB_ASSIGN_OR_RETURN(MemoryPlan plan, PlanModel(CheckpointWeights(opened.checkpoint),
+                                                 opened.options, flags.threads));
   const std::string subject = flags.directory.string();
   HB_RETURN_IF_ERROR(plan.Check(opened.available, subject, kMoreMemory));
   HB_ASSIGN_OR_RETURN(const KvMemory units, NewKvMemory(config, opened.options.math, {}));

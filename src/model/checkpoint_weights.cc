@@ -46,4 +46,18 @@ Result<std::vector<int32_t>> CheckpointWeights::RouterTable(const ModuleKey& key
   return table;
 }
 
+std::vector<int64_t> CheckpointWeights::LayerBytes() const {
+  const int64_t layers = config().layer_count();
+  std::vector<int64_t> bytes(static_cast<size_t>(layers) + 1);
+  for (const auto& [key, tensors] : checkpoint_.modules()) {
+    const bool global = key.scope == Scope::kGlobal;
+    if (key.scope == Scope::kMtp || (!global && key.layer >= layers)) continue;
+    int64_t& sum = global ? bytes.back() : bytes[static_cast<size_t>(key.layer)];
+    for (const CheckpointTensor& part : tensors.parts) {
+      if (part.info != nullptr) sum += part.info->bytes;
+    }
+  }
+  return bytes;
+}
+
 }  // namespace halfbyte

@@ -3,6 +3,7 @@
 
 #include "base/memory_limited_child.h"
 #include "checkpoint/checkpoint_test_files.h"
+#include "model/checkpoint_weights.h"
 #include "model/model_memory.h"
 #include "model/transformer.h"
 
@@ -81,7 +82,7 @@ TEST(LoadMemory, IsWhatWasPlannedThroughTheLargestStep) {
   constexpr int kThreads = 2;
   const auto checkpoint = ModelCheckpoint::Open(directory.path());
   ASSERT_TRUE(checkpoint) << checkpoint.error().message;
-  const auto planned = PlanModel(*checkpoint, options, kThreads);
+  const auto planned = PlanModel(CheckpointWeights(*checkpoint), options, kThreads);
   ASSERT_TRUE(planned) << planned.error().message;
   const int64_t bytes = planned->resident_bytes();
   // Hardly more: packed, a matrix is as large as it was stored.

@@ -37,9 +37,9 @@ class PackedPieces {
 
 }  // namespace
 
-Result<MemoryPlan> PlanModel(const ModelCheckpoint& checkpoint, const TransformerOptions& options,
+Result<MemoryPlan> PlanModel(const WeightSource& source, const TransformerOptions& options,
                              int threads) {
-  const ModelConfig& config = checkpoint.config();
+  const ModelConfig& config = source.config();
   HB_ASSIGN_OR_RETURN(const ExpertPlacement placement, PlaceExperts(config, options));
   PackedPieces packed;
   int64_t vectors = 0, layer_experts = 0;
@@ -52,7 +52,7 @@ Result<MemoryPlan> PlanModel(const ModelCheckpoint& checkpoint, const Transforme
     }
     if (IsReadInPlace(key.module) || !PacksWeights(options)) continue;
     if (key.expert != kNoExpert && !placement.ToLocal(key.expert)) continue;
-    HB_ASSIGN_OR_RETURN(const StoredWeight stored, checkpoint.FindWeight(key));
+    HB_ASSIGN_OR_RETURN(const StoredWeight stored, source.Unread(key));
     const int64_t bytes = PackedBytes(stored.matrix);
     if (key.expert == kNoExpert) {
       packed.Add(bytes);

@@ -1,19 +1,20 @@
-// What a model takes, from the headers of its files alone: asked for before anything is loaded.
+// What a model takes, without a look at its weights: asked for before anything is loaded.
 #pragma once
 
 #include <cstdint>
 
 #include "base/memory_plan.h"
-#include "checkpoint/model_checkpoint.h"
-#include "model/kv_cache.h"
+#include "base/result.h"
 #include "model/transformer.h"
+#include "model/weight_source.h"
 
 namespace halfbyte {
 
 // Weights in the form that is computed with, and the workspace of steps of options.batch_tokens
 // tokens by so many threads, of which options.logit_rows get logits. Not below what loading and
-// running take, and hardly above. Errors: those of FindWeight.
-Result<MemoryPlan> PlanModel(const ModelCheckpoint& checkpoint, const TransformerOptions& options,
+// running take, and hardly above; of the source nothing but what it gives meanwhile. Errors: those
+// of WeightSource::Unread.
+Result<MemoryPlan> PlanModel(const WeightSource& source, const TransformerOptions& options,
                              int threads);
 
 }  // namespace halfbyte

@@ -9,31 +9,9 @@
 #include "model/model_memory.h"
 
 namespace halfbyte {
-namespace {
-
-// What the checkpoint holds for each layer; the last element is of the modules outside of layers.
-std::vector<int64_t> LayerBytes(const ModelCheckpoint& checkpoint) {
-  const int64_t layers = checkpoint.config().layer_count();
-  std::vector<int64_t> bytes(static_cast<size_t>(layers) + 1);
-  for (const auto& [key, tensors] : checkpoint.modules()) {
-    const bool global = key.scope == Scope::kGlobal;
-    if (key.scope == Scope::kMtp || (!global && key.layer >= layers)) continue;
-    int64_t& sum = global ? bytes.back() : bytes[static_cast<size_t>(key.layer)];
-    for (const CheckpointTensor& part : tensors.parts) {
-      if (part.info != nullptr) sum += part.info->bytes;
-    }
-  }
-  return bytes;
-}
-
-}  // namespace
-
-Transformer::Transformer(ModelCheckpoint checkpoint, const TransformerOptions& options,
-                         const Context& context)
-    : checkpoint_(std::move(checkpoint)),
-      options_(options),
-      context_(context),
-      rope_(checkpoint_.config()) {}
+Transformer::Transformer(std::unique_ptr<const WeightSource> source,
+                         const TransformerOptions& options, const Context& context)
+    : source_(std::move(source)), options_(options), context_(context), rope_(config()) {}
 
 Result<std::unique_ptr<Transformer>> Transformer::Load(const std::filesystem::path& directory,
                                                        const TransformerOptions& options,
@@ -45,7 +23,13 @@ Result<std::unique_ptr<Transformer>> Transformer::Load(const std::filesystem::pa
 Result<std::unique_ptr<Transformer>> Transformer::Load(ModelCheckpoint checkpoint,
                                                        const TransformerOptions& options,
                                                        const Context& context) {
-  std::unique_ptr<Transformer> model(new Transformer(std::move(checkpoint), options, context));
+  return Load(std::make_unique<CheckpointWeights>(std::move(checkpoint)), options, context);
+}
+
+Result<std::unique_ptr<Transformer>> Transformer::Load(std::unique_ptr<const WeightSource> source,
+                                                       const TransformerOptions& options,
+                                                       const Context& context) {
+  std::unique_ptr<Transformer> model(new Transformer(std::move(source), options, context));
   HB_RETURN_IF_ERROR(model->LoadWeights());
   return model;
 }
@@ -75,7 +59,7 @@ Result<KvMemory> NewKvMemory(const ModelConfig& config, MathMode math, const KvP
 }
 
 Status Transformer::LoadWeights() {
-  const std::vector<int64_t> layer_bytes = LayerBytes(checkpoint_);
+  const std::vector<int64_t> layer_bytes = source_->LayerBytes();
   Progress progress("load weights", std::reduce(layer_bytes.begin(), layer_bytes.end()), "B",
                     options_.on_load);
   HB_ASSIGN_OR_RETURN(const ExpertPlacement placement, PlaceExperts(config(), options_));
@@ -87,8 +71,8 @@ Status Transformer::LoadWeights() {
   const auto advance = [&](int64_t layer) {
     progress.Advance(layer < 0 ? layer_bytes.back() : layer_bytes[static_cast<size_t>(layer)]);
   };
-  HB_ASSIGN_OR_RETURN(weights_, CpuWeights::Load(CheckpointWeights(checkpoint_), kept, placement,
-                                                 context_.pool(), advance));
+  HB_ASSIGN_OR_RETURN(weights_,
+                      CpuWeights::Load(*source_, kept, placement, context_.pool(), advance));
   const MoeLimits limits = MoeBlock::Limits(config(), options_.batch_tokens);
   if (placement.ranks() > 1) expert_exchange_.emplace(*options_.communicator, limits);
   moe_workspace_.emplace(limits);
@@ -164,10 +148,14 @@ Result<MatrixView<const float>> Transformer::Forward(KvMemory& memory,
   ops_->Begin(tables, memory, logits);
   const bool looked_at =
       observer != nullptr || weights_->moe(config().layer_count() - 1).routed().observed();
-  HB_RETURN_IF_ERROR(RunDeepseekV4(
-      config(),
-      {.rounding = RoundingOf(options_.math), .whole_last_layer = looked_at, .observer = observer},
-      step, *ops_));
+  const ProgramOptions program{
+      .rounding = RoundingOf(options_.math), .whole_last_layer = looked_at, .observer = observer};
+  if (meter_ == nullptr) {
+    HB_RETURN_IF_ERROR(RunDeepseekV4(config(), program, step, *ops_));
+  } else {
+    MeteredOps metered(*ops_, memory, batch, *meter_);
+    HB_RETURN_IF_ERROR(RunDeepseekV4(config(), program, step, metered));
+  }
   return logits;
 }
 

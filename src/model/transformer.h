@@ -31,6 +31,8 @@
 #include "model/deepseek_v4.h"
 #include "model/kv_cache.h"
 #include "model/math_mode.h"
+#include "model/metered_ops.h"
+#include "model/weight_source.h"
 #include "moe/activation_scales.h"
 #include "moe/expert_exchange.h"
 #include "moe/moe_workspace.h"
@@ -77,7 +79,12 @@ class Transformer {
                                                    const TransformerOptions& options,
                                                    const Context& context);
 
-  const ModelConfig& config() const { return checkpoint_.config(); }
+  // From any source of weights.
+  static Result<std::unique_ptr<Transformer>> Load(std::unique_ptr<const WeightSource> source,
+                                                   const TransformerOptions& options,
+                                                   const Context& context);
+
+  const ModelConfig& config() const { return source_->config(); }
   const TransformerOptions& options() const { return options_; }
 
   // A cache in the formats of this model's math mode. batch_tokens is set from the options.
@@ -99,14 +106,17 @@ class Transformer {
   const MoeCounters& moe_counters(int64_t layer) const { return weights_->moe(layer).counters(); }
   MoeBlock& moe(int64_t layer) { return weights_->moe(layer); }
   int64_t arena_bytes() const { return ops_->arena_bytes(); }
+  const WeightSource& source() const { return *source_; }
+  // Every later Forward adds what its operations took, until null is set. Must outlive them.
+  void set_meter(OperationMeter* meter) { meter_ = meter; }
 
  private:
-  Transformer(ModelCheckpoint checkpoint, const TransformerOptions& options,
+  Transformer(std::unique_ptr<const WeightSource> source, const TransformerOptions& options,
               const Context& context);
   Status LoadWeights();
   Status CheckBatch(std::span<const PlacedItem> batch) const;
 
-  ModelCheckpoint checkpoint_;
+  std::unique_ptr<const WeightSource> source_;
   const TransformerOptions options_;
   const Context context_;
   const RopeTables rope_;
@@ -115,6 +125,7 @@ class Transformer {
   std::optional<MoeWorkspace> moe_workspace_;
   std::optional<CpuOps> ops_;
   Arena logits_;
+  OperationMeter* meter_ = nullptr;
 };
 
 }  // namespace halfbyte

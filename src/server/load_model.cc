@@ -13,6 +13,7 @@
 #include "engine/fake_executor.h"
 #include "engine/generation_config.h"
 #include "engine/model_executor.h"
+#include "model/checkpoint_weights.h"
 #include "model/model_memory.h"
 #include "server/fingerprint.h"
 #include "server/watched_executor.h"
@@ -110,7 +111,8 @@ Result<ModelExecutorOptions> PlanMemory(const ServedModelOptions& options,
                      config.max_position_embeddings);
   }
   const AvailableMemory available = ReadAvailableMemory();
-  HB_ASSIGN_OR_RETURN(MemoryPlan plan, PlanModel(checkpoint, options.transformer, options.threads));
+  HB_ASSIGN_OR_RETURN(MemoryPlan plan, PlanModel(CheckpointWeights(checkpoint), options.transformer,
+                                                 options.threads));
   plan.Add("requests", options.request_bytes);
   const std::string subject = options.directory.string();
   HB_RETURN_IF_ERROR(plan.Check(available, subject,
