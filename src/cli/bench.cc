@@ -1,4 +1,5 @@
-// halfbyte bench moe: see docs/bench.md. (bench serve: bench_serve.cc.)
+// halfbyte bench moe: see docs/bench.md. (bench model: bench_model.cc; bench serve:
+// bench_serve.cc.)
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -125,6 +126,7 @@ void AddBench(CLI::App& app) {
   CLI::App* bench = app.add_subcommand("bench", "Measure speed on this machine");
   bench->require_subcommand(1);
   AddBenchMoe(*bench);
+  AddBenchModel(*bench);
   AddBenchServe(*bench);
 }
 

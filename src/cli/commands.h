@@ -9,6 +9,7 @@ void AddCommands(CLI::App& app);
 
 // One command each, in the file of its name.
 void AddBench(CLI::App& app);
+void AddBenchModel(CLI::App& bench);
 void AddBenchServe(CLI::App& bench);
 void AddCalibrate(CLI::App& app);
 void AddConvert(CLI::App& app);

@@ -8,6 +8,8 @@
 #include <numeric>
 #include <vector>
 
+#include "measure/seconds_since.h"
+
 namespace halfbyte {
 namespace {
 
@@ -16,10 +18,6 @@ constexpr size_t kReadPiece = size_t{1} << 20;
 // About half a millisecond.
 constexpr int64_t kPeakRounds = 150'000;
 constexpr int64_t kPeakPiecesPerThread = 8;
-
-double SecondsSince(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 void Read(MemorySpan memory) {
   constexpr size_t kStep = 256;

@@ -1,13 +1,9 @@
 #include "base/progress.h"
 #include "measure/moe_bench.h"
+#include "measure/report_values.h"
 
 namespace halfbyte {
 namespace {
-
-double Giga(double value) { return value / 1e9; }
-
-// null for what was not measured.
-Json OrNull(double value) { return value > 0 ? Json(value) : Json(); }
 
 // Of a row's layer.
 double BytesPerSecond(const MoeBenchRow& row) {
