@@ -1,10 +1,12 @@
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <barrier>
 #include <chrono>
 #include <cmath>
 #include <csignal>
@@ -19,6 +21,7 @@
 #include "base/cgroup.h"
 #include "base/file.h"
 #include "base/file_watch.h"
+#include "base/heap.h"
 #include "base/json.h"
 #include "base/line_writer.h"
 #include "base/mapped_file.h"
@@ -231,6 +234,31 @@ TEST(AvailableMemory, IsWhatTheTightestBoundLeaves) {
 }
 
 #if HALFBYTE_CAN_LIMIT_MEMORY
+TEST(Heap, GivesLargeBlocksBackWhicheverThreadHadThem) {
+  test::ExpectWithin({.private_bytes = 256 << 20, .resident_bytes = 256 << 20, .threads = 4},
+                     []() -> std::string {
+                       ReturnLargeBlocks();
+                       std::barrier all_have_one(4);
+                       std::vector<std::thread> threads;
+                       const int64_t before = PrivateBytes();
+                       int64_t after = 0;
+                       for (int i = 0; i < 4; ++i) {
+                         threads.emplace_back([&, i] {
+                           for (int round = 0; round < 3; ++round) {
+                             const std::vector<char> block(30 << 20, 1);
+                             all_have_one.arrive_and_wait();
+                           }
+                           all_have_one.arrive_and_wait();
+                           if (i == 0) after = PrivateBytes();  // while all are there
+                           all_have_one.arrive_and_wait();
+                         });
+                       }
+                       for (std::thread& thread : threads) thread.join();
+                       const int64_t kept = after - before - 4 * test::ThreadStackBytes();
+                       return kept < (8 << 20) ? "" : fmt::format("{} bytes kept", kept);
+                     });
+}
+
 TEST(MemoryReserve, IsThereForEssentialThreadsWhereOthersFail) {
   constexpr int64_t kReserve = 32 << 20;
   test::ExpectWithin({.private_bytes = kReserve + (8 << 20), .resident_bytes = 64 << 20},

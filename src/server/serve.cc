@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "base/available_memory.h"
+#include "base/heap.h"
 #include "base/line_writer.h"
 #include "base/log.h"
 #include "base/mapped_file.h"
@@ -333,6 +334,7 @@ Result<ServeResult> ServeUntilTheEnd(const ServeOptions& options) {
 }
 
 ServeResult Serve(const ServeOptions& options) {
+  ReturnLargeBlocks();  // before the first is freed
   MarkEssentialThread();
   if (!MemoryReserve::Install(kReservedBytes)) {
     return {ServeEnd::kMemory, "there is no memory to start with: raise the limit (ulimit -v)"};

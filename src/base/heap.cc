@@ -1,0 +1,12 @@
+#include "base/heap.h"
+
+#include <malloc.h>
+
+namespace halfbyte {
+
+void ReturnLargeBlocks() {
+  mallopt(M_MMAP_THRESHOLD, static_cast<int>(kLargeBlock));
+  mallopt(M_TRIM_THRESHOLD, static_cast<int>(2 * kLargeBlock));
+}
+
+}  // namespace halfbyte
