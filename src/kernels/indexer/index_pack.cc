@@ -39,7 +39,11 @@ struct ScaleTable {
 };
 constexpr ScaleTable MakeScaleTable() {
   ScaleTable table{};
-  for (int i = 0; i < 256; ++i) table.half[i] = E8m0ToFloat(static_cast<uint8_t>(i)) * 0.5f;
+  for (int i = 0; i < 256; ++i) {
+    const float scale = E8m0ToFloat(static_cast<uint8_t>(i));
+    // 0xff is NaN, of which clang makes no constant by arithmetic.
+    table.half[i] = scale != scale ? scale : scale * 0.5f;
+  }
   return table;
 }
 constexpr ScaleTable kScales = MakeScaleTable();
