@@ -52,10 +52,10 @@ Recipe Bf16Of(double size) {
 }
 
 Recipe Fp8Of(double size) {
-  // 2^-2 to 2^2, times scales of two neighbouring powers of two.
-  const double unscaled = kSpread / 4 * std::sqrt(2.5);
+  // Elements are uniform up to E4M3's largest number; two neighbouring powers of two scale them.
+  const double unscaled = kE4m3Max / std::sqrt(3.0) * std::sqrt(2.5);
   const auto exponent = static_cast<uint32_t>(127 + std::lround(std::log2(size / unscaled)));
-  return {StoredFormat::kFp8Block, {Bytes(0x9f), Bytes(5 << 3)}, {Bytes(0x01), Bytes(exponent)}};
+  return {StoredFormat::kFp8Block, {}, {Bytes(0x01), Bytes(exponent)}};
 }
 
 Recipe Nvfp4Of(double size) {
@@ -139,6 +139,30 @@ void Fill(ThreadPool& pool, uint64_t key, Drawn what, const Pattern& pattern,
   });
 }
 
+// E4M3 numbers of uniform ones, from 16 bits each: small numbers, and the subnormal ones among
+// them, are as rare as in trained weights.
+void FillE4m3(ThreadPool& pool, uint64_t key, std::span<std::byte> bytes) {
+  static const auto kNumbers = [] {
+    std::array<std::byte, 1 << 16> numbers;
+    for (int i = 0; i < 1 << 16; ++i) {
+      const float uniform = (static_cast<float>(i) + 0.5f) * 0x1p-15f - 1;
+      numbers[static_cast<size_t>(i)] = std::byte{E4m3FromFloat(uniform * kE4m3Max)};
+    }
+    return numbers;
+  }();
+  constexpr int64_t kBlock = 8, kGrain = 4096;
+  const int64_t size = std::ssize(bytes);
+  pool.ParallelFor((size + kBlock - 1) / kBlock, kGrain, [&](int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; ++b) {
+      const std::array<uint32_t, 4> words = Draw(key, Drawn::kElements, b);
+      for (int64_t i = b * kBlock; i < std::min((b + 1) * kBlock, size); ++i) {
+        const uint32_t word = words[static_cast<size_t>(i % kBlock / 2)];
+        bytes[static_cast<size_t>(i)] = kNumbers[word >> i % 2 * 16 & 0xffff];
+      }
+    }
+  });
+}
+
 }  // namespace
 
 Result<std::unique_ptr<SyntheticWeights>> SyntheticWeights::Create(ModelConfig config,
@@ -195,7 +219,11 @@ Result<StoredWeight> SyntheticWeights::Stored(const ModuleKey& key) const {
                       ZeroedMemory::Allocate(w.bytes(), "synthetic weights", Pages::kHuge));
   const std::span<std::byte> all(memory.data(), bytes);
   const Recipe recipe = RecipeOf(key.module, w.columns);
-  Fill(pool_, KeyOf(key), Drawn::kElements, recipe.elements, all.first(element_bytes));
+  if (w.format == WeightFormat::kFp8) {
+    FillE4m3(pool_, KeyOf(key), all.first(element_bytes));
+  } else {
+    Fill(pool_, KeyOf(key), Drawn::kElements, recipe.elements, all.first(element_bytes));
+  }
   Fill(pool_, KeyOf(key), Drawn::kScales, recipe.scales, all.subspan(element_bytes));
   w.data = all.data();
   if (bytes > element_bytes) w.scales = all.data() + element_bytes;

@@ -9,8 +9,9 @@
 //   everything else          bf16: compressors, index weights, router, embedding, head
 //
 // A weight's bytes are made when it is asked for and go when its pages are dropped
-// (StoredWeight::DropPages). Its numbers depend on the seed and its name alone: signs, mantissas
-// and the two lowest bits of exponents are random (Philox), as are all bits of four-bit codes.
+// (StoredWeight::DropPages). Its numbers depend on the seed and its name alone (Philox): FP8
+// elements are uniform ones rounded to E4M3; of bf16 and fp32 numbers the sign, the mantissa and
+// two bits of the exponent are random; of NVFP4 all bits of the codes.
 #pragma once
 
 #include <cstdint>
