@@ -32,12 +32,14 @@ struct Variant {
   void (*attend)(const HeadArguments& arguments);
 };
 
-int64_t Fp32RowBytes(const KvRow& layout) { return RoundUp(layout.head_dim, 16) * 4; }
+// The last 64 bytes are room between rows: a power of two between them would crowd the same
+// channels of all rows into a few sets of the first-level cache.
+int64_t Fp32RowBytes(const KvRow& layout) { return RoundUp(layout.head_dim, 16) * 4 + 64; }
 
 void DecodeFp32(const KvRow& layout, std::span<const std::byte* const> stored, std::byte* rows) {
   const int64_t bytes = Fp32RowBytes(layout);
   for (const std::byte* row : stored) {
-    std::memset(rows + bytes - 64, 0, 64);  // behind the last number
+    std::memset(rows + bytes - 128, 0, 64);  // behind the last number
     DecodeKvRow(layout, row, reinterpret_cast<float*>(rows));
     rows += bytes;
   }
@@ -194,6 +196,8 @@ void AttendPiece(const Variant& variant, const AttentionShape& shape,
                             .out = out.row(token) + piece.head_begin * dim};
     arguments.q_rows = arena.Take<float>(arguments.heads * RoundUp(dim, 16));
     arguments.scores = arena.Take<float>(arguments.heads * arguments.score_stride());
+    arguments.shares = arena.Take<float>(arguments.heads);
+    arguments.totals = arena.Take<float>(arguments.heads * RoundUp(dim, 64));
     variant.attend(arguments);
   }
 }

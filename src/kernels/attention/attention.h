@@ -45,8 +45,20 @@ struct EntrySelection {
 // and the sink, which has no value. With kBf16 the queries are bf16 numbers and the weights
 // exp(score - max) are rounded to bf16, as the model's are. A token's result depends on its own
 // query and rows alone.
+//
+// Order of operations: keys are the window's, then the entries, then the sink. A score is the
+// sixteen-lane dot product of simd16.h, times the scale. Weights are added in sixteen lanes by key
+// number; each output channel adds weight * value key by key with fused multiply-adds, and is
+// multiplied by 1 / the sum of the weights, then rounded. With kBf16 weights are rounded before any
+// of this, and q's numbers and weights below 2^-60 count as 0, because `vdpbf16ps` knows no
+// subnormal numbers.
 void Attention(const Context& context, const AttentionShape& shape,
                std::span<const AttentionSequence> sequences, const EntrySelection& selection,
                MatrixView<const float> q, Rounding rounding, MatrixView<float> out);
+
+// The rule as plain loops, bit for bit.
+void AttentionReference(const AttentionShape& shape, std::span<const AttentionSequence> sequences,
+                        const EntrySelection& selection, MatrixView<const float> q,
+                        Rounding rounding, MatrixView<float> out);
 
 }  // namespace halfbyte

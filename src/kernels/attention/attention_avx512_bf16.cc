@@ -3,13 +3,12 @@
 // l and l + 16 of a key for scores, and the values of two keys for sums of values.
 #include <utility>
 
+#include "kernels/attention/attend_blocks.h"
 #include "kernels/attention/attention_simd.h"
-#include "kernels/attention/softmax_weights.h"
 
 namespace halfbyte::simd_avx512 {
 namespace {
 
-constexpr int kHeadTile = 4;
 constexpr int kKeyTile = 4;
 constexpr __mmask32 kUpper = 0xaaaaaaaa;
 
@@ -82,99 +81,106 @@ __m512 LastSteps(const EightVectors& a) {
                       [](__m512 v) { return _mm512_permute_ps(v, 0xb1); });
 }
 
-// scores[h][j] = scale * q[h] . keys[j]
-template <int Heads>
-void ScoreKeys(const HeadArguments& a, int64_t stride, const float* q, float* scores) {
-  const int64_t words = a.dim / 2;
-  const int64_t count = a.key_count;
-  const float scale = a.scale;
-  const auto finish = [&](const EightVectors& sums, int64_t key) {
-    const __m512 of_tile = _mm512_mul_ps(LastSteps(sums), _mm512_set1_ps(scale));
-    _mm_storeu_ps(scores + key, _mm512_castps512_ps128(of_tile));
-    _mm_storeu_ps(scores + stride + key, _mm512_extractf32x4_ps(of_tile, 1));
-    _mm_storeu_ps(scores + 2 * stride + key, _mm512_extractf32x4_ps(of_tile, 2));
-    _mm_storeu_ps(scores + 3 * stride + key, _mm512_extractf32x4_ps(of_tile, 3));
-  };
-  // A tile is finished while the next one's products are formed: no step waits for the one before.
-  EightVectors pending = {};
-  const std::byte* const* rows = a.keys;
-  for (int64_t key = 0; key < count; key += kKeyTile, rows += kKeyTile) {
-    F32x16 acc[Heads][kKeyTile] = {};
-    for (int64_t w = 0; w < words; w += 16) {
-      __m512i part[kKeyTile];
-      for (int j = 0; j < kKeyTile; ++j) part[j] = _mm512_loadu_si512(rows[j] + 4 * w);
-      for (int h = 0; h < Heads; ++h) {
-        const __m512i query = _mm512_loadu_si512(q + h * words + w);
-        for (int j = 0; j < kKeyTile; ++j) acc[h][j] = Dot(query, part[j], acc[h][j]);
-      }
-    }
-    if constexpr (Heads == 1) {
-      SumFour(acc[0], scale, scores + key);
-    } else {
-      if (key > 0) finish(pending, key - kKeyTile);
-      pending = FirstStep(acc);
-    }
-  }
-  if constexpr (Heads > 1) finish(pending, (count - 1) / kKeyTile * kKeyTile);
-}
-
-// Weights to words of two bf16 numbers, in place.
-void PackWeights(int64_t count, float* weights) {
-  for (int64_t j = 0; j < count; j += 16) {
-    const __m512i pairs = _mm512_loadu_si512(weights + j);
-    const __m512i words = _mm512_or_si512(pairs, _mm512_srli_epi64(pairs, 48));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(weights + j / 2), _mm512_cvtepi64_epi32(words));
-  }
-}
-
-// Channels [d, d + 32 * Blocks) of the outputs of heads [head, head + Heads).
+// Channels [d, d + 32 * Blocks) of Add. Not inlined, nor is Score: together g++ 12 has too few
+// registers for their pointers.
 template <int Heads, int Blocks>
-void WeightedValues(const HeadArguments& a, int64_t head, int64_t d, const float* shares) {
+[[gnu::noinline]] void AddBlocks(const HeadArguments& a, int64_t head, int64_t d, int64_t key,
+                                 int64_t end) {
+  float* totals = Totals(a, head, d) + d % kSlice;
   F32x16 acc[Heads][2 * Blocks] = {};
+  if (key > 0) {
+    ForEach<Heads * 2 * Blocks>([&](int i) {
+      acc[i / (2 * Blocks)][i % (2 * Blocks)] =
+          Load16(totals + i / (2 * Blocks) * kSlice + 16 * (i % (2 * Blocks)));
+    });
+  }
   const int64_t stride = a.score_stride();
   const float* weights = a.scores + head * stride;
-  for (int64_t j = 0; j < a.key_count; j += 2) {
+  for (; key < end; key += 2) {  // behind the last key weights and rows are zeros
     __m512i value[2 * Blocks];
     for (int b = 0; b < Blocks; ++b) {
-      const __m512i first = _mm512_loadu_si512(a.keys[j] + 2 * d + 64 * b);
-      const __m512i second = _mm512_loadu_si512(a.keys[j + 1] + 2 * d + 64 * b);
+      const __m512i first = _mm512_loadu_si512(a.keys[key] + 2 * d + 64 * b);
+      const __m512i second = _mm512_loadu_si512(a.keys[key + 1] + 2 * d + 64 * b);
       value[2 * b] = UpperOf(first, second);
       value[2 * b + 1] = LowerOf(first, second);
     }
     for (int h = 0; h < Heads; ++h) {
-      const __m512i pair = _mm512_castps_si512(_mm512_set1_ps(weights[h * stride + j / 2]));
+      const __m512i pair = _mm512_castps_si512(_mm512_set1_ps(weights[h * stride + key / 2]));
       for (int v = 0; v < 2 * Blocks; ++v) acc[h][v] = Dot(pair, value[v], acc[h][v]);
     }
   }
-  float* out = a.out + head * a.dim + d;
-  const int64_t dim = a.dim;
   ForEach<Heads * 2 * Blocks>([&](int i) {
-    const int h = i / (2 * Blocks);
-    const int v = i % (2 * Blocks);
-    Store16(out + h * dim + 16 * v, RoundBf16(Mul(acc[h][v], Set16(shares[h]))));
+    Store16(totals + i / (2 * Blocks) * kSlice + 16 * (i % (2 * Blocks)),
+            acc[i / (2 * Blocks)][i % (2 * Blocks)]);
   });
 }
 
-template <int Heads>
-void AttendTile(const HeadArguments& a, int64_t head) {
-  const int64_t stride = a.score_stride();
-  float* scores = a.scores + head * stride;
-  ScoreKeys<Heads>(a, stride, a.q_rows + head * (a.dim / 2), scores);
-  float shares[Heads];
-  WeighKeys<Heads>(a.sinks + head, /*round_to_bf16=*/true, a.key_count, stride, scores, shares);
-  for (int h = 0; h < Heads; ++h) PackWeights(a.key_count, scores + h * stride);
-  int64_t d = 0;
-  for (; d + 64 <= a.dim; d += 64) WeightedValues<Heads, 2>(a, head, d, shares);
-  for (; d < a.dim; d += 32) WeightedValues<Heads, 1>(a, head, d, shares);
-}
+struct Tiles {
+  static constexpr int kHeads = 4;
+
+  // To words of two bf16 numbers, in place.
+  static void PackWeights(int64_t count, float* weights) {
+    for (int64_t j = 0; j < count; j += 16) {
+      const __m512i pairs = _mm512_loadu_si512(weights + j);
+      const __m512i words = _mm512_or_si512(pairs, _mm512_srli_epi64(pairs, 48));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(weights + j / 2),
+                          _mm512_cvtepi64_epi32(words));
+    }
+  }
+
+  // scores[h][j] = scale * q[h] . keys[j]
+  template <int Heads>
+  [[gnu::noinline]] static void Score(const HeadArguments& a, int64_t head, int64_t key,
+                                      int64_t end) {
+    const int64_t words = a.dim / 2;
+    const int64_t stride = a.score_stride();
+    const float scale = a.scale;
+    const float* q = a.q_rows + head * words;
+    float* scores = a.scores + head * stride;
+    const auto finish = [&](const EightVectors& sums, int64_t at) {
+      const __m512 of_tile = _mm512_mul_ps(LastSteps(sums), _mm512_set1_ps(scale));
+      _mm_storeu_ps(scores + at, _mm512_castps512_ps128(of_tile));
+      _mm_storeu_ps(scores + stride + at, _mm512_extractf32x4_ps(of_tile, 1));
+      _mm_storeu_ps(scores + 2 * stride + at, _mm512_extractf32x4_ps(of_tile, 2));
+      _mm_storeu_ps(scores + 3 * stride + at, _mm512_extractf32x4_ps(of_tile, 3));
+    };
+    // A tile is finished while the next one's products are formed: no step waits for the one
+    // before.
+    EightVectors pending = {};
+    const int64_t begin = key;
+    for (; key < end; key += kKeyTile) {
+      const std::byte* const* rows = a.keys + key;
+      F32x16 acc[Heads][kKeyTile] = {};
+      for (int64_t w = 0; w < words; w += 16) {
+        __m512i part[kKeyTile];
+        for (int j = 0; j < kKeyTile; ++j) part[j] = _mm512_loadu_si512(rows[j] + 4 * w);
+        for (int h = 0; h < Heads; ++h) {
+          const __m512i query = _mm512_loadu_si512(q + h * words + w);
+          for (int j = 0; j < kKeyTile; ++j) acc[h][j] = Dot(query, part[j], acc[h][j]);
+        }
+      }
+      if constexpr (Heads == 1) {
+        SumFour(acc[0], scale, scores + key);
+      } else {
+        if (key > begin) finish(pending, key - kKeyTile);
+        pending = FirstStep(acc);
+      }
+    }
+    if constexpr (Heads > 1) finish(pending, begin + (end - 1 - begin) / kKeyTile * kKeyTile);
+  }
+
+  template <int Heads>
+  static void Add(const HeadArguments& a, int64_t head, int64_t d, int64_t key, int64_t end) {
+    if (a.dim - d >= kSlice) return AddBlocks<Heads, kSlice / 32>(a, head, d, key, end);
+    AddBlocks<Heads, 1>(a, head, d, key, end);
+  }
+};
 
 }  // namespace
 
 void AttendHeadsBf16(const HeadArguments& a) {
   PackQueries(a);
-  int64_t head = 0;
-  for (; head + kHeadTile <= a.heads; head += kHeadTile) AttendTile<kHeadTile>(a, head);
-  for (; head < a.heads; ++head) AttendTile<1>(a, head);
+  AttendBlocks<Tiles>(a);
 }
 
 }  // namespace halfbyte::simd_avx512

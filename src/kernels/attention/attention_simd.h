@@ -1,5 +1,6 @@
 // The queries of some heads of one token against decoded keys, once per instruction set
-// (attention_simd.inc), and with products of bf16 (attention_avx512_bf16.cc).
+// (attention_simd.inc), and with products of bf16 (attention_avx512_bf16.cc). attention.h has the
+// order of operations.
 #pragma once
 
 #include <cstddef>
@@ -7,12 +8,6 @@
 
 namespace halfbyte {
 
-// Order of operations: keys are the window's, then the entries, ascending, then the sink. A score
-// is the sixteen-lane dot product of simd16.h, times `scale`. Weights exp(score - max) are added in
-// sixteen lanes by key number; each output channel adds weight * value key by key with fused
-// multiply-adds, and is multiplied by 1 / the sum of the weights. With round_to_bf16 weights are
-// rounded to bf16 before any of this, and q's numbers and weights below 2^-60 count as 0, because
-// `vdpbf16ps` knows no subnormal numbers.
 struct HeadArguments {
   int64_t heads = 0;
   const float* q = nullptr;  // [heads, dim]
@@ -25,6 +20,8 @@ struct HeadArguments {
   bool round_to_bf16 = false;
   float* q_rows = nullptr;  // scratch [heads, dim rounded up to 16]
   float* scores = nullptr;  // scratch [heads, score_stride()]
+  float* shares = nullptr;  // scratch [heads]
+  float* totals = nullptr;  // scratch [heads, dim rounded up to 64], see attend_blocks.h
   float* out = nullptr;     // [heads, dim]
 
   // Scores, the sink, and room for sixteen to be stored behind the last.

@@ -1,4 +1,4 @@
-// Scores to weights, for the variants of AttendHeads (attention_simd.h has the order). In an
+// Scores to weights, for the variants of AttendHeads (attention.h has the order). In an
 // unnamed namespace because two files with different flags share the namespace of AVX-512.
 #pragma once
 

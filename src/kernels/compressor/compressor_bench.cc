@@ -50,9 +50,8 @@ void Run(benchmark::State& state, const Kind& kind, const Row& row, int64_t toke
              {score.data(), tokens, channels}, Rounding::kBf16, row);
     benchmark::ClobberMemory();
   }
-  state.counters["rows"] =
-      benchmark::Counter(static_cast<double>(state.iterations() * tokens * channels * 8),
-                         benchmark::Counter::kIsRate);
+  state.counters["rows"] = benchmark::Counter(
+      static_cast<double>(state.iterations() * tokens * channels * 8), benchmark::Counter::kIsRate);
 }
 
 void RunKind(benchmark::State& state, const Kind& kind, int64_t tokens, int threads) {
