@@ -12,8 +12,8 @@
 #include "cli/commands.h"
 #include "cli/model_flags.h"
 #include "cli/ranked_command.h"
-#include "engine/calibration.h"
-#include "engine/perplexity.h"
+#include "offline/calibration.h"
+#include "offline/perplexity.h"
 
 namespace halfbyte {
 namespace {

@@ -16,12 +16,12 @@
 #include "cli/commands.h"
 #include "cli/model_flags.h"
 #include "cli/ranked_command.h"
-#include "engine/generation_config.h"
-#include "engine/generator.h"
-#include "engine/token_ids.h"
+#include "offline/generator.h"
 #include "text/chat.h"
+#include "text/generation_config.h"
 #include "text/model_defaults.h"
 #include "text/stop_matcher.h"
+#include "text/token_ids.h"
 #include "text/tokenizer.h"
 #include "text/utf8_stream.h"
 
@@ -220,9 +220,9 @@ Result<ExitCode> RunGenerate(const GenerateFlags& flags, Communicator& ranks) {
   request.stop_ids = model.transformer->config().eos_token_ids;
 
   Printer printer(tokenizer, defaults, /*quiet=*/flags.json || !ranks.first());
-  HB_ASSIGN_OR_RETURN(
-      const GenerateResult result,
-      Generate(*model.transformer, request, [&](int32_t token) { return printer.Token(token); }));
+  HB_ASSIGN_OR_RETURN(const GenerateResult result,
+                      GenerateTokens(*model.transformer, request,
+                                     [&](int32_t token) { return printer.Token(token); }));
   printer.End();
   if (!ranks.first()) return ExitCode::kOk;
   PrintSummary(flags, request, result, printer.text());

@@ -11,8 +11,8 @@
 #include "cli/commands.h"
 #include "cli/model_flags.h"
 #include "cli/ranked_command.h"
-#include "engine/prompt_logits.h"
-#include "engine/token_ids.h"
+#include "offline/prompt_logits.h"
+#include "text/token_ids.h"
 
 namespace halfbyte {
 

@@ -1,5 +1,5 @@
 // halfbyte perplexity MODEL_DIR --text FILE | --ids FILE: see docs/perplexity.md.
-#include "engine/perplexity.h"
+#include "offline/perplexity.h"
 
 #include <cmath>
 #include <memory>
@@ -15,7 +15,7 @@
 #include "cli/commands.h"
 #include "cli/model_flags.h"
 #include "cli/ranked_command.h"
-#include "engine/token_ids.h"
+#include "text/token_ids.h"
 
 namespace halfbyte {
 namespace {

@@ -3,7 +3,8 @@
 #include <cmath>
 
 #include "engine/engine_loop.h"
-#include "engine/sampler.h"
+#include "sampling/sampler.h"
+#include "text/stop_matcher.h"
 #include "text/utf8.h"
 
 namespace halfbyte {
@@ -33,14 +34,14 @@ std::optional<Refusal> CheckIds(const char* field, std::span<const int32_t> ids,
 
 std::optional<Refusal> CheckStops(const Request& request, int64_t vocabulary) {
   const StopRules& stop = request.stop;
-  if (stop.strings.size() > StopRules::kMostStrings) {
+  if (stop.strings.size() > StopMatcher::kMostStrings) {
     return Invalid("stop", "stop is a list of {} strings; allowed are {}", stop.strings.size(),
-                   StopRules::kMostStrings);
+                   StopMatcher::kMostStrings);
   }
   for (const std::string& string : stop.strings) {
-    if (string.empty() || string.size() > StopRules::kMostBytes || !IsValidUtf8(string)) {
+    if (string.empty() || string.size() > StopMatcher::kMostBytes || !IsValidUtf8(string)) {
       return Invalid("stop", "stop has a string of {} bytes; allowed are 1 to {} bytes of UTF-8",
-                     string.size(), StopRules::kMostBytes);
+                     string.size(), StopMatcher::kMostBytes);
     }
   }
   if (!stop.strings.empty() && request.output.kind == OutputFormat::Kind::kIds) {

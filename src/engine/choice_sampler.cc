@@ -1,7 +1,7 @@
 #include "engine/choice_sampler.h"
 
-#include "engine/logprobs.h"
-#include "engine/sampler.h"
+#include "sampling/logprobs.h"
+#include "sampling/sampler.h"
 
 namespace halfbyte {
 

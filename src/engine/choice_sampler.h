@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "base/result.h"
-#include "engine/logit_rules.h"
 #include "engine/output.h"
 #include "engine/request.h"
+#include "sampling/logit_rules.h"
 
 namespace halfbyte {
 

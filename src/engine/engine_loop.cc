@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "engine/logprobs.h"
+#include "sampling/logprobs.h"
 
 namespace halfbyte {
 namespace {

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "engine/engine_test_requests.h"
-#include "engine/logprobs.h"
+#include "sampling/logprobs.h"
 #include "text/text_test_tokenizer.h"
 
 namespace halfbyte {

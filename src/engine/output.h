@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "engine/request.h"
+#include "sampling/logprobs.h"
 
 namespace halfbyte {
 
@@ -41,23 +42,6 @@ struct Finish {
   std::string error_message;             // kError: one sentence
 
   bool operator==(const Finish&) const = default;
-};
-
-// One token with its natural-log probability; -infinity is possible.
-struct TokenLogprob {
-  int32_t token = 0;
-  double logprob = 0;
-
-  bool operator==(const TokenLogprob&) const = default;
-};
-
-struct LogprobEntry {
-  TokenLogprob chosen;
-  std::vector<TokenLogprob> top;  // best first, lowest id first among equals
-  // Where the token's text begins in its channel, in characters (code points).
-  int64_t text_offset = 0;
-
-  bool operator==(const LogprobEntry&) const = default;
 };
 
 // Tokens so far.

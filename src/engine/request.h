@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "engine/sampler.h"
 #include "paging/step_plan.h"
+#include "sampling/sampler.h"
 
 namespace halfbyte {
 
@@ -23,10 +23,7 @@ using ClientId = uint64_t;
 
 // What ends a text before its length does.
 struct StopRules {
-  static constexpr size_t kMostStrings = 16;
-  static constexpr size_t kMostBytes = 1024;  // of a string
-
-  std::vector<std::string> strings;  // each of 1 .. kMostBytes bytes of UTF-8
+  std::vector<std::string> strings;  // UTF-8, within StopMatcher's limits, none empty
   bool include_string = false;       // the string that ended the text stays in it
   std::vector<int32_t> token_ids;    // at most 64; end the text like the model's own end tokens
   bool ignore_eos = false;           // the model's end tokens are never drawn

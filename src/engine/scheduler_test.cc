@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "engine/fake_executor.h"
-#include "engine/sampler.h"
+#include "sampling/sampler.h"
 
 namespace halfbyte {
 namespace {

@@ -19,9 +19,9 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/generation_config.h"
 #include "openai/api_error.h"
 #include "openai/generation_call.h"
+#include "text/generation_config.h"
 #include "text/model_defaults.h"
 #include "text/tokenizer.h"
 

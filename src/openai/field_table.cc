@@ -4,8 +4,8 @@
 #include <limits>
 #include <utility>
 
-#include "engine/request.h"
 #include "openai/dialect_fields.h"
+#include "text/stop_matcher.h"
 
 namespace halfbyte {
 namespace {
@@ -13,8 +13,8 @@ namespace {
 using Fields = std::vector<Field>;
 
 constexpr int64_t kMostPrompts = 64;
-constexpr int64_t kMostStops = StopRules::kMostStrings;
-constexpr int64_t kMostStopBytes = StopRules::kMostBytes;
+constexpr int64_t kMostStops = StopMatcher::kMostStrings;
+constexpr int64_t kMostStopBytes = StopMatcher::kMostBytes;
 constexpr int64_t kMostStopIds = 64;
 constexpr int64_t kMostBiases = 1024;
 constexpr int64_t kMostSaltBytes = 256;

@@ -11,12 +11,12 @@
 #include "base/memory_plan.h"
 #include "checkpoint/model_checkpoint.h"
 #include "engine/fake_executor.h"
-#include "engine/generation_config.h"
-#include "engine/model_executor.h"
+#include "executor/model_executor.h"
 #include "model/checkpoint_weights.h"
 #include "model/model_memory.h"
 #include "server/fingerprint.h"
 #include "server/watched_executor.h"
+#include "text/generation_config.h"
 #include "text/model_defaults.h"
 
 namespace halfbyte {

@@ -22,6 +22,10 @@ namespace halfbyte {
 
 class StopMatcher {
  public:
+  // What a request may ask for: so many strings, each of so many bytes.
+  static constexpr size_t kMostStrings = 16;
+  static constexpr size_t kMostBytes = 1024;
+
   // No string may be empty.
   explicit StopMatcher(std::span<const std::string> strings);
 

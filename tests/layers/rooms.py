@@ -9,6 +9,7 @@ CMakeLists.txt files and every #include "..." and reports, one line each:
   - an include of a target that the file's own target does not link: directly, if the file belongs
     to a library or to the program; through its libraries too, if it belongs to a test or a bench;
   - a library that links a target without including anything of it;
+  - a library of a room of APART that links, through whatever others, a room that it must not know;
   - a source file that no target builds.
 """
 import pathlib
@@ -19,6 +20,10 @@ SOURCE_SUFFIXES = {".h", ".cc", ".inc", ".cu", ".cuh"}
 PROGRAM_CALLS = {"halfbyte_test", "halfbyte_cuda_test", "halfbyte_bench", "halfbyte_fuzz"}
 KEYWORDS = {"SOURCES", "CUDA_SOURCES", "NO_CUDA_SOURCES", "DEPS", "LABEL", "COST", "PRIVATE",
             "PUBLIC", "INTERFACE"}
+
+# What schedules requests and what speaks OpenAI know neither models nor where they run.
+MODELS = {"device", "kernels", "checkpoint", "comm", "moe", "model"}
+APART = {"sampling": MODELS, "paging": MODELS, "text": MODELS, "engine": MODELS, "openai": MODELS}
 
 
 class Target:
@@ -150,6 +155,12 @@ def check(root):
                     faults.append(f"{where}:{number}: includes {name}, but {own.name} does not "
                                   f"link {other.name}: add it to its DEPS")
     for library in libraries.values():
+        room = room_of(library.folder / "x")
+        reached = {room_of(targets[name].folder / "x") for name in closure(library.deps, targets)}
+        for other_room in sorted(reached & APART.get(room, set())):
+            where = library.folder.relative_to(root)
+            faults.append(f"{where}/CMakeLists.txt: {library.name} links '{other_room}', which "
+                          f"the room '{room}' must not know")
         for dep in library.deps:
             if dep in targets and dep not in used.get(library.name, set()):
                 faults.append(f"{library.folder.relative_to(root)}/CMakeLists.txt: {library.name} "

@@ -90,6 +90,18 @@ class PlantedFault(unittest.TestCase):
     def test_link_without_an_include(self):
         self.expect(rooms, {"src/high/high.h": "#pragma once\n"}, "links low but includes nothing")
 
+    def test_room_that_reaches_one_it_must_not_know(self):
+        self.expect(rooms, {
+            "src/CMakeLists.txt": "add_subdirectory(model)\nadd_subdirectory(low)\n"
+                                  "add_subdirectory(high)\nadd_subdirectory(engine)\n",
+            "src/model/CMakeLists.txt": "halfbyte_library(model)\n",
+            "src/model/model.h": "#pragma once\n",
+            "src/low/CMakeLists.txt": "halfbyte_library(low DEPS model)\n",
+            "src/low/low.h": '#pragma once\n#include "model/model.h"\n',
+            "src/engine/CMakeLists.txt": "halfbyte_library(engine DEPS high)\n",
+            "src/engine/engine.h": '#pragma once\n#include "high/high.h"\n'},
+            "src/engine/CMakeLists.txt: engine links 'model'")
+
     def test_include_that_is_not_a_path_from_src(self):
         self.expect(rooms, {"src/high/high.cc": '#include "high.h"\n'},
                     'high.cc:1: "high.h" is not a file under src/')

@@ -10,7 +10,7 @@ from test_openai_client import generate
 GOLDENS = SOURCE / "tests" / "data" / "goldens"
 GENERATIONS = json.loads((GOLDENS / "tiny-v4" / "generations.json").read_text())["generations"]
 TOKENIZER_CASES = json.loads((SOURCE / "tests/data/tokenizer/cases.json").read_text())
-RECORDED_NLL = 1.45008  # of the first 1,024 tokens: src/engine/tiny_model_test.cc
+RECORDED_NLL = 1.45008  # of the first 1,024 tokens: src/offline/tiny_model_test.cc
 
 
 def greedy(server, prompt, count):

@@ -1,4 +1,4 @@
-#include "engine/prompt_logits.h"
+#include "offline/prompt_logits.h"
 
 #include <algorithm>
 #include <cmath>

@@ -6,9 +6,9 @@
 
 #include "engine/engine_loop.h"
 #include "engine/engine_test_requests.h"
-#include "engine/generator.h"
-#include "engine/model_executor.h"
+#include "executor/model_executor.h"
 #include "model/load_routed_layer.h"
+#include "offline/generator.h"
 
 namespace halfbyte {
 namespace {
@@ -75,7 +75,7 @@ TEST_F(EngineOnTheBundledModel, GivesWhatThePlainLoopGives) {
   const GenerateRequest plain{
       .prompt = request.prompt, .max_tokens = 12, .sampling = request.sampling};
   EXPECT_EQ(Alone(request).token_ids,
-            Generate(*model_, plain, [](int32_t) { return true; })->tokens);
+            GenerateTokens(*model_, plain, [](int32_t) { return true; })->tokens);
 }
 
 TEST_F(EngineOnTheBundledModel, APrefixHitIsAColdRunBitForBit) {

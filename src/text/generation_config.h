@@ -9,7 +9,7 @@
 
 #include "base/json.h"
 #include "base/result.h"
-#include "engine/sampler.h"
+#include "sampling/sampler.h"
 
 namespace halfbyte {
 
@@ -18,7 +18,7 @@ struct GenerationDefaults {
   std::optional<int64_t> max_new_tokens;  // at least 1
   std::optional<int64_t> max_length;      // of prompt and answer, if max_new_tokens is absent
   int64_t min_new_tokens = 0;
-  std::vector<std::string> stop_strings;  // as StopRules::strings
+  std::vector<std::string> stop_strings;  // within StopMatcher's limits
   std::vector<int32_t> suppress_tokens;   // never drawn; ids that the model lacks do no harm
 
   // Most tokens to generate after `prompt` tokens, at least 1; `otherwise` if nothing is said.

@@ -14,7 +14,7 @@
 
 #include "engine/engine.h"
 #include "engine/mailbox.h"
-#include "engine/model_executor.h"
+#include "executor/model_executor.h"
 
 namespace halfbyte {
 namespace {

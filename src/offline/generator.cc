@@ -1,4 +1,4 @@
-#include "engine/generator.h"
+#include "offline/generator.h"
 
 #include <algorithm>
 #include <chrono>
@@ -50,8 +50,8 @@ Result<MatrixView<const float>> ReadPrompt(Transformer& model, KvCache& cache, S
 
 }  // namespace
 
-Result<GenerateResult> Generate(Transformer& model, const GenerateRequest& request,
-                                const std::function<bool(int32_t)>& on_token) {
+Result<GenerateResult> GenerateTokens(Transformer& model, const GenerateRequest& request,
+                                      const std::function<bool(int32_t)>& on_token) {
   HB_RETURN_IF_ERROR(Validate(request.sampling));
   const int64_t context = model.config().max_position_embeddings;
   HB_ASSIGN_OR_RETURN(const int64_t max_tokens, TokensToGenerate(request, context));

@@ -1,4 +1,4 @@
-#include "engine/generation_config.h"
+#include "text/generation_config.h"
 
 #include <algorithm>
 #include <iterator>
@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/log.h"
-#include "engine/request.h"
+#include "text/stop_matcher.h"
 
 namespace halfbyte {
 namespace {
@@ -155,13 +155,13 @@ Status ReadStops(const JsonObject& config, GenerationDefaults* defaults) {
   const Json list = field->is_string() ? Json::array({*field}) : *field;
   const auto wrong = [](const Json& stop) {
     return !stop.is_string() || stop.get_ref<const std::string&>().empty() ||
-           stop.get_ref<const std::string&>().size() > StopRules::kMostBytes;
+           stop.get_ref<const std::string&>().size() > StopMatcher::kMostBytes;
   };
-  if (!list.is_array() || list.size() > StopRules::kMostStrings ||
+  if (!list.is_array() || list.size() > StopMatcher::kMostStrings ||
       std::any_of(list.begin(), list.end(), wrong)) {
     return MakeError("{} must be a text or a list of at most {} texts, each of 1 to {} bytes",
-                     config.Describe("stop_strings"), StopRules::kMostStrings,
-                     StopRules::kMostBytes);
+                     config.Describe("stop_strings"), StopMatcher::kMostStrings,
+                     StopMatcher::kMostBytes);
   }
   defaults->stop_strings = list.get<std::vector<std::string>>();
   return {};

@@ -1,4 +1,4 @@
-#include "engine/sampler.h"
+#include "sampling/sampler.h"
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
@@ -9,8 +9,8 @@
 #include <numeric>
 #include <vector>
 
-#include "engine/philox.h"
 #include "numerics/exp.h"
+#include "sampling/philox.h"
 
 namespace halfbyte {
 namespace {

@@ -1,4 +1,4 @@
-#include "engine/model_executor.h"
+#include "executor/model_executor.h"
 
 #include <algorithm>
 #include <utility>

@@ -9,8 +9,8 @@
 
 #include "base/result.h"
 #include "engine/output.h"
-#include "engine/sampler.h"
 #include "model/transformer.h"
+#include "sampling/sampler.h"
 
 namespace halfbyte {
 
@@ -33,7 +33,7 @@ struct GenerateResult {
 // Calls on_token for every token as it comes; false ends the text. Errors: an empty prompt, one
 // that leaves no room in the model's context, max_tokens that do not fit or are below 1; what
 // Forward and Sample return.
-Result<GenerateResult> Generate(Transformer& model, const GenerateRequest& request,
-                                const std::function<bool(int32_t)>& on_token);
+Result<GenerateResult> GenerateTokens(Transformer& model, const GenerateRequest& request,
+                                      const std::function<bool(int32_t)>& on_token);
 
 }  // namespace halfbyte

@@ -1,4 +1,4 @@
-#include "engine/token_ids.h"
+#include "text/token_ids.h"
 
 #include <string>
 

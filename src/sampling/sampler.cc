@@ -1,4 +1,4 @@
-#include "engine/sampler.h"
+#include "sampling/sampler.h"
 
 #include <algorithm>
 #include <cmath>
@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "base/check.h"
-#include "engine/philox.h"
 #include "numerics/exp.h"
+#include "sampling/philox.h"
 
 namespace halfbyte {
 namespace {

@@ -13,10 +13,10 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "checkpoint/safetensors.h"
-#include "engine/calibration.h"
-#include "engine/generator.h"
-#include "engine/perplexity.h"
-#include "engine/prompt_logits.h"
+#include "offline/calibration.h"
+#include "offline/generator.h"
+#include "offline/perplexity.h"
+#include "offline/prompt_logits.h"
 #include "text/chat.h"
 #include "text/model_defaults.h"
 #include "text/text_test_tokenizer.h"
@@ -65,7 +65,7 @@ std::string Answer(Transformer& model, const std::string& question) {
   request.max_tokens = 40;
   request.sampling.temperature = 0;
   request.stop_ids = model.config().eos_token_ids;
-  const auto result = *Generate(model, request, [](int32_t) { return true; });
+  const auto result = *GenerateTokens(model, request, [](int32_t) { return true; });
   return *tokenizer.Decode(result.tokens, /*skip_special=*/true);
 }
 
@@ -196,7 +196,7 @@ TEST_F(SourceModel, GreedyContinuationsMatchWhereTheChoiceIsClear) {
     const GenerateRequest request{.prompt = entry["prompt_ids"].get<std::vector<int32_t>>(),
                                   .max_tokens = std::ssize(expected),
                                   .sampling = {.temperature = 0}};
-    EXPECT_EQ(Generate(*model_, request, [](int32_t) { return true; })->tokens, expected)
+    EXPECT_EQ(GenerateTokens(*model_, request, [](int32_t) { return true; })->tokens, expected)
         << entry["prompt"];
     ++compared;
   }

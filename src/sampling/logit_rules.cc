@@ -1,4 +1,4 @@
-#include "engine/logit_rules.h"
+#include "sampling/logit_rules.h"
 
 #include <algorithm>
 #include <limits>

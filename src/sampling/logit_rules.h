@@ -8,7 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "engine/sampler.h"
+#include "sampling/sampler.h"
 
 namespace halfbyte {
 

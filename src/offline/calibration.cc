@@ -1,4 +1,4 @@
-#include "engine/calibration.h"
+#include "offline/calibration.h"
 
 #include <algorithm>
 #include <memory>

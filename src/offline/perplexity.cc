@@ -1,9 +1,9 @@
-#include "engine/perplexity.h"
+#include "offline/perplexity.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "engine/prompt_logits.h"
+#include "offline/prompt_logits.h"
 
 namespace halfbyte {
 namespace {
