@@ -1,6 +1,6 @@
-// Keys in blocks, for the variants of AttendHeads: of a long list each key is brought into the cache
-// once for the scores of all heads and once for the sums of their values. The sums wait in memory
-// meanwhile, which changes no bit. In an unnamed namespace like softmax_weights.h.
+// Keys in blocks, for the variants of AttendHeads: each key of a long list is brought into the
+// cache once for the scores of all heads and once for the sums of their values. The sums wait in
+// memory meanwhile, which changes no bit. In an unnamed namespace like softmax_weights.h.
 #pragma once
 
 #include "kernels/attention/attention_simd.h"
@@ -10,7 +10,7 @@ namespace halfbyte::HB_SIMD_NAMESPACE {
 namespace {  // NOLINT(google-build-namespaces)
 
 constexpr int64_t kScoreKeys = 16;  // of 512 fp32 numbers: 33 KiB
-constexpr int64_t kValueKeys = 64;   // of kSlice numbers: 16 KiB
+constexpr int64_t kValueKeys = 64;  // of kSlice numbers: 16 KiB
 constexpr int64_t kSlice = 64;      // channels
 
 // The totals of heads [head, ..) in the slice of channel d: [heads, kSlice] for each slice.

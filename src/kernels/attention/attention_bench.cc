@@ -71,8 +71,7 @@ struct Instance {
     indices.assign(static_cast<size_t>(s.queries * kTopK), 0);
     counts.assign(static_cast<size_t>(s.queries), kTopK);
     for (int64_t i = 0; i < s.queries; ++i) {
-      std::vector<int32_t> all(
-          static_cast<size_t>(VisibleEntries(sequence.position + i, s.rate)));
+      std::vector<int32_t> all(static_cast<size_t>(VisibleEntries(sequence.position + i, s.rate)));
       std::iota(all.begin(), all.end(), 0);
       std::ranges::sample(all, indices.begin() + i * kTopK, kTopK, random);
     }
@@ -93,8 +92,8 @@ void Run(benchmark::State& state, const Setting& s) {
   const double keys = static_cast<double>(state.iterations() * instance.keys);
   state.counters["flops"] =
       benchmark::Counter(keys * 4 * kHeads * kDim, benchmark::Counter::kIsRate);
-  state.counters["rows"] = benchmark::Counter(keys * static_cast<double>(kRow.bytes()),
-                                              benchmark::Counter::kIsRate);
+  state.counters["rows"] =
+      benchmark::Counter(keys * static_cast<double>(kRow.bytes()), benchmark::Counter::kIsRate);
 }
 
 void Register() {
@@ -104,9 +103,8 @@ void Register() {
         for (const CpuIsa isa : SupportedCpuIsas()) {
           if (isa == CpuIsa::kScalar) continue;
           for (const int threads : {1, 2}) {
-            const std::string title =
-                fmt::format("C{}/{}k/Q{}/{}/threads{}", rate, context / 1024, queries,
-                            CpuIsaName(isa), threads);
+            const std::string title = fmt::format("C{}/{}k/Q{}/{}/threads{}", rate, context / 1024,
+                                                  queries, CpuIsaName(isa), threads);
             benchmark::RegisterBenchmark(title.c_str(), Run,
                                          Setting{rate, context, queries, threads, isa})
                 ->UseRealTime()

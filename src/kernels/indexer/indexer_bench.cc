@@ -78,7 +78,28 @@ void Select(benchmark::State& state, const Setting& s) {
   });
 }
 
+// What queries go through before (kernels/kv_row).
+void Round(benchmark::State& state, const Setting& s) {
+  const std::vector<float> queries = RandomNormal(s.queries * 64 * 128, 1, 1, Rounding::kBf16);
+  std::vector<float> q = queries;
+  ThreadPool pool(s.threads);
+  for (auto _ : state) {
+    q = queries;
+    RoundIndexQueries(Context(pool, s.isa), {IndexFormat::kMxfp4, 128},
+                      {q.data(), s.queries, 64 * 128});
+    benchmark::ClobberMemory();
+  }
+}
+
 void Register() {
+  for (const int64_t queries : {1, 512}) {
+    for (const int threads : {1, 2}) {
+      benchmark::RegisterBenchmark(fmt::format("Round/Q{}/threads{}", queries, threads).c_str(),
+                                   Round, Setting{0, queries, threads})
+          ->UseRealTime()
+          ->Unit(benchmark::kMicrosecond);
+    }
+  }
   using Bench = void (*)(benchmark::State&, const Setting&);
   for (const auto& [name, run] :
        {std::pair<const char*, Bench>{"Scores", Scores}, {"Select", Select}}) {
