@@ -4,7 +4,6 @@
 #include <chrono>
 #include <memory>
 #include <numeric>
-#include <optional>
 #include <random>
 #include <span>
 #include <utility>

@@ -1,5 +1,7 @@
 #include "model/metered_ops.h"
 
+#include <chrono>
+
 namespace halfbyte {
 namespace {
 

@@ -38,7 +38,6 @@ class WeightSizes {
 
   // The product of so many tokens with the matrix.
   OperationWork Product(const ModuleKey& key, int64_t tokens);
-  // The same where the matrix has been read for others.
   int64_t RowBytes(const ModuleKey& key) { return Of(key).bytes / Of(key).rows; }
   const ModelConfig& config() const { return source_.config(); }
 
