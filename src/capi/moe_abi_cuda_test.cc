@@ -224,7 +224,10 @@ TEST_F(MoeAbiCuda, WhatOthersDidWrongBeforeIsNoFaultOfTheCall) {
 // In a process of its own, whose GPU is of no use afterwards.
 TEST_F(MoeAbiCuda, AKernelThatFailedEarlierIsNotAnArgumentsFault) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  ::unsetenv("HALFBYTE_CUDA_CHECK");  // or the launch itself would tell
+  // Without the check, or the launch itself would tell; the tests after this one may want it.
+  const char* const check = std::getenv("HALFBYTE_CUDA_CHECK");
+  const std::string checked = check != nullptr ? check : "";
+  ::unsetenv("HALFBYTE_CUDA_CHECK");
   const auto run_after_fault = [&] {
     const CapiWeights weights(WeightFormat::kNvfp4, kShape);
     const LayerHandle layer = Create(weights, "w4a16");
@@ -242,6 +245,7 @@ TEST_F(MoeAbiCuda, AKernelThatFailedEarlierIsNotAnArgumentsFault) {
   };
   EXPECT_EXIT(run_after_fault(), testing::ExitedWithCode(0),
               "before this call.*illegal memory access");
+  if (!checked.empty()) ::setenv("HALFBYTE_CUDA_CHECK", checked.c_str(), 1);
 }
 
 TEST_F(MoeAbiCuda, ASecondStreamOnAWorkspaceAtWorkIsRefused) {  // R94

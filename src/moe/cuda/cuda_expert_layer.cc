@@ -188,7 +188,8 @@ Result<std::unique_ptr<ExpertLayer::Workspace>> CudaExpertLayer::CreateWorkspace
 }
 
 Status CudaExpertLayer::CheckPointers(const ExpertCall& call) const {
-  if (call.hidden_type != RowType::kBf16) return MakeError("hidden: a GPU takes bf16 rows only");
+  if (call.hidden_type != RowType::kBf16)
+    return MakeError("hidden_type: a GPU takes bf16 rows only");
   HB_RETURN_IF_ERROR(CheckDeviceMemory(call.hidden, "hidden", ordinal_));
   HB_RETURN_IF_ERROR(CheckDeviceMemory(call.topk_ids, "topk_ids", ordinal_));
   HB_RETURN_IF_ERROR(CheckDeviceMemory(call.topk_weights, "topk_weights", ordinal_));
