@@ -259,26 +259,29 @@ TEST(Heap, GivesLargeBlocksBackWhicheverThreadHadThem) {
                      });
 }
 
-TEST(MemoryReserve, IsThereForEssentialThreadsWhereOthersFail) {
+TEST(MemoryReserve, HelpsAnybodyOnceAndEssentialThreadsBeyondThat) {
   constexpr int64_t kReserve = 32 << 20;
   test::ExpectWithin({.private_bytes = kReserve + (8 << 20), .resident_bytes = 64 << 20},
                      []() -> std::string {
                        if (MemoryReserve::given_up()) return "given up before it was installed";
                        if (!MemoryReserve::Install(kReserve)) return "not installed";
-                       const auto can_have = [] {
+                       const auto can_have = [](int64_t mib) {
                          try {
-                           return !std::vector<char>(24 << 20).empty();
+                           return !std::vector<char>(static_cast<size_t>(mib) << 20).empty();
                          } catch (const std::bad_alloc&) {
                            return false;
                          }
                        };
-                       if (can_have()) return "the limit is not kept";
-                       if (MemoryReserve::given_up()) return "given up for nobody";
-                       MarkEssentialThread();
-                       if (!can_have()) return "no reserve";
+                       if (!can_have(6) || MemoryReserve::given_up()) return "given up for nobody";
+                       if (!can_have(20)) return "no half for anybody";
                        if (!MemoryReserve::given_up()) return "still there";
                        if (!MemoryReserve::Refill()) return "not put aside again";
-                       return can_have() ? "" : "no reserve the second time";
+                       if (can_have(30)) return "the limit is not kept";
+                       if (!MemoryReserve::Refill()) return "not put aside after a failure";
+                       MarkEssentialThread();
+                       if (!can_have(30)) return "no reserve";
+                       if (!MemoryReserve::Refill()) return "not put aside again";
+                       return can_have(30) ? "" : "no reserve the second time";
                      });
 }
 #endif

@@ -1,8 +1,12 @@
-// Memory put aside for the threads without which a service cannot go on (its engine, its
-// supervisor, what computes for them): where an allocation of theirs fails, the reserve is given up
-// and the allocation tried again. Everywhere else std::bad_alloc is thrown, and whoever owns the
-// work that asked for too much answers for it. Without Install an allocation that fails is what
-// std::get_new_handler makes of it.
+// Memory put aside for when there is none. Where an allocation fails, a part of the reserve is
+// given up and the allocation tried again; where that does not suffice either, std::bad_alloc is
+// thrown, and whoever owns the work that asked for too much answers for it.
+//
+// One half is for whoever comes first: what allocates in a destructor (JSON does) must not fail.
+// The other is for the threads without which a service cannot go on (its engine, its supervisor,
+// what computes for them), and for whoever is unwinding already.
+//
+// Without Install an allocation that fails is what std::get_new_handler makes of it.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +15,13 @@ namespace halfbyte {
 
 class MemoryReserve {
  public:
-  // Once, before other threads start. False: not even this much can be had.
+  // Both halves together. Once, before other threads start. False: not even this much can be had.
   static bool Install(int64_t bytes);
 
-  // Puts memory aside again if it was given up. False if there is none: what takes memory and can
-  // wait should.
+  // Puts memory aside again if some was given up; from any thread. False if there is none: what
+  // takes memory and can wait should.
   static bool Refill();
-  // Whether the reserve is given up, and memory short.
+  // Whether a part of it is given up, and memory short.
   static bool given_up();
 };
 

@@ -306,7 +306,7 @@ std::optional<ApiError> Service::Unavailable(const RouteRule& rule) const {
         .message = "the model is being loaded; GET /ready says how far it is",
         .retry_after_seconds = static_cast<int64_t>(std::clamp(std::ceil(left), 1., 60.))};
   }
-  if (rule.needs_model && MemoryReserve::given_up()) return OutOfMemory();
+  if (rule.needs_model && !MemoryReserve::Refill()) return OutOfMemory();
   if (rule.generates && phase == Lifecycle::Phase::kDraining) {
     return ApiError{.status = 503,
                     .code = "draining",
