@@ -70,6 +70,7 @@ class HttpServer::State {
 
  private:
   Task<void> Accept(std::shared_ptr<Acceptor> acceptor);
+  void SayNotAccepted(const std::string& why);
   void Receive(IoThread& thread, Socket socket);
   template <class Visit>
   void VisitConnections(const Visit& visit);
@@ -79,6 +80,8 @@ class HttpServer::State {
   std::vector<std::shared_ptr<Acceptor>> acceptors_;
   TemporaryPath unix_file_;
   std::vector<std::string> addresses_;
+  int64_t not_accepted_ = 0;                         // of the first thread
+  std::chrono::steady_clock::time_point next_told_;  // likewise
   uint16_t port_ = 0;
 };
 
@@ -115,7 +118,7 @@ Task<void> HttpServer::State::Accept(std::shared_ptr<Acceptor> acceptor) {
       if (!error) {
         Receive(thread, std::move(socket));
       } else if (acceptor->is_open()) {
-        spdlog::warn("cannot accept a connection: {}", error.message());
+        SayNotAccepted(error.message());
         pause.expires_after(kAcceptPause);
         co_await pause.async_wait(asio::redirect_error(kAwait, ignored));
       }
@@ -123,6 +126,15 @@ Task<void> HttpServer::State::Accept(std::shared_ptr<Acceptor> acceptor) {
       std::this_thread::sleep_for(milliseconds(1));
     }
   }
+}
+
+// Each try fails while files are short: the first is told, then once a minute how many.
+void HttpServer::State::SayNotAccepted(const std::string& why) {
+  const auto now = std::chrono::steady_clock::now();
+  ++not_accepted_;
+  if (now < next_told_) return;
+  next_told_ = now + std::chrono::minutes(1);
+  spdlog::warn("cannot accept a connection: {} ({} tries so far)", why, not_accepted_);
 }
 
 void HttpServer::State::Receive(IoThread& thread, Socket socket) {

@@ -1,9 +1,14 @@
 // Clients that leave, and the server that stops, while replies run.
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <spdlog/sinks/ostream_sink.h>
+#include <spdlog/spdlog.h>
 #include <sys/resource.h>
 
+#include <memory>
 #include <random>
+#include <sstream>
+#include <string>
 
 #include "http/raw_client.h"
 #include "http/server_test_handler.h"
@@ -204,7 +209,11 @@ TEST_F(HttpServerThreads, StopDestroysWhatIsLeftAtItsDeadline) {
   handler.stream(0)->Send("and after that");
 }
 
-TEST_F(HttpServerThreads, RunningOutOfFilesIsSurvived) {
+TEST_F(HttpServerThreads, RunningOutOfFilesIsSurvivedAndToldOnce) {
+  std::ostringstream log;
+  const auto logger = spdlog::default_logger();
+  spdlog::set_default_logger(std::make_shared<spdlog::logger>(
+      "test", std::make_shared<spdlog::sinks::ostream_sink_mt>(log)));
   Start();
   rlimit before{};
   ::getrlimit(RLIMIT_NOFILE, &before);
@@ -219,7 +228,7 @@ TEST_F(HttpServerThreads, RunningOutOfFilesIsSurvived) {
   RawClient client(server->port());
   EXPECT_TRUE(client.connected());
   client.Send(kHello);
-  std::this_thread::sleep_for(milliseconds(20));
+  std::this_thread::sleep_for(milliseconds(350));  // some tries
   EXPECT_EQ(server->connections(), 0);
   fillers.pop_back();
   for (const int fd : fillers) ::close(fd);
@@ -227,6 +236,12 @@ TEST_F(HttpServerThreads, RunningOutOfFilesIsSurvived) {
   const auto answer = client.Read();
   ASSERT_TRUE(answer);
   EXPECT_EQ(answer->status, 200);
+  server.reset();
+  spdlog::set_default_logger(logger);
+  const std::string told = log.str();
+  const size_t first = told.find("cannot accept a connection: Too many open files");
+  EXPECT_NE(first, std::string::npos) << told;
+  EXPECT_EQ(told.find("cannot accept", first + 1), std::string::npos) << told;
 }
 
 }  // namespace

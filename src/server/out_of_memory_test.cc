@@ -1,7 +1,7 @@
 // Allocations fail on a request's way through the server, whichever thread asks for them: small
-// ones once, so that the reserve helps, large ones for good. The request is answered, or refused for
-// memory, and the next one gets its usual answer. A program of its own, for it replaces operator
-// new.
+// ones once, so that the reserve helps, large ones for good. The request is answered, or refused
+// for memory, and the next one gets its usual answer. A program of its own, for it replaces
+// operator new.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -63,8 +63,8 @@ class OutOfMemory : public testing::Test {
         .served_names = {"tiny"}};
     ServiceOptions options;
     options.scheduler.max_sequences = 4;
-    service_ = std::make_unique<Service>(std::move(options), Announce(fake),
-                                         *ApiKeys::Create({}, {}));
+    service_ =
+        std::make_unique<Service>(std::move(options), Announce(fake), *ApiKeys::Create({}, {}));
     auto model = LoadServedModel(fake, [](const ProgressReport&) {});
     ASSERT_TRUE(model) << model.error().message;
     ASSERT_TRUE(service_->Start(*std::move(model)));
