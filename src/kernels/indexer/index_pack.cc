@@ -48,6 +48,13 @@ constexpr ScaleTable MakeScaleTable() {
 }
 constexpr ScaleTable kScales = MakeScaleTable();
 
+__m128i LoadCodes(const uint8_t* p, int64_t bytes) {
+  if (bytes == 16) return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  __m128i codes = _mm_setzero_si128();
+  std::memcpy(&codes, p, static_cast<size_t>(bytes));
+  return codes;
+}
+
 // The 32 codes of 16 bytes, low nibble first, as bytes 2 * value + kKeyOffset.
 __m256i SpreadCodes(__m128i codes) {
   const __m128i table = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
@@ -133,9 +140,7 @@ void IndexKeyPack::PackBlock(int64_t block, int64_t bytes, const uint8_t* const*
   for (int64_t group = 0; group < kScoreTile; group += 8) {
     __m256i words[8];
     for (int64_t i = 0; i < 8; ++i) {
-      __m128i codes = _mm_setzero_si128();
-      std::memcpy(&codes, keys[group + i] + block * 16, static_cast<size_t>(bytes));
-      words[i] = SpreadCodes(codes);
+      words[i] = SpreadCodes(LoadCodes(keys[group + i] + block * 16, bytes));
     }
     Transpose(words);
     for (int64_t run = 0; run < 8; ++run) {
