@@ -59,6 +59,7 @@ class ModelBench {
   double ReadRate(int64_t bytes);
   Rates MeasureGemms();
   void AddStep(double seconds, ModelBenchRow& row);
+  void FinishRow(ModelBenchRow& row);
 
   const Context& context_;
   const ModelBenchOptions& options_;
@@ -68,7 +69,8 @@ class ModelBench {
   ZeroedMemory read_;
   int64_t read_bytes_ = 0;
   std::vector<Gemm> gemms_;
-  std::vector<double> reads_, int8_, bf16_;  // per second
+  std::array<std::vector<double>, kOperationKinds> operation_seconds_;  // of a row's steps
+  std::vector<double> reads_, int8_, bf16_;                             // per second
 };
 
 Status ModelBench::PrepareLimits(int64_t weight_bytes) {
@@ -123,14 +125,14 @@ void ModelBench::AddStep(double seconds, ModelBenchRow& row) {
     const OperationSum& sum = meter_.of(static_cast<OperationKind>(k));
     OperationSum& all = row.operations[static_cast<size_t>(k)];
     all.calls += sum.calls;
-    all.seconds += sum.seconds;
     all.work += sum.work;
+    operation_seconds_[static_cast<size_t>(k)].push_back(sum.seconds);
   }
   row.shortest_seconds = row.steps == 1 ? seconds : std::min(row.shortest_seconds, seconds);
 }
 
-// Sums of steps become means.
-void Average(ModelBenchRow& row) {
+// Sums over steps become means, and times medians.
+void ModelBench::FinishRow(ModelBenchRow& row) {
   const auto mean = [&](OperationWork& work) {
     work.weight_bytes /= row.steps;
     work.cache_bytes /= row.steps;
@@ -138,9 +140,10 @@ void Average(ModelBenchRow& row) {
     work.other_flops /= row.steps;
   };
   mean(row.work);
-  for (OperationSum& sum : row.operations) {
+  for (size_t k = 0; k < row.operations.size(); ++k) {
+    OperationSum& sum = row.operations[k];
     sum.calls /= row.steps;
-    sum.seconds /= static_cast<double>(row.steps);
+    sum.seconds = Median(std::exchange(operation_seconds_[k], {}));
     mean(sum.work);
   }
 }
@@ -186,7 +189,7 @@ Result<ModelBenchRow> ModelBench::MeasureGeneration(int64_t sequences, int64_t c
   row.read_bytes_per_second = Median(reads);
   row.read_share = Median(shares);
   row.layer_read_share = Median(layer_shares);
-  Average(row);
+  FinishRow(row);
   return row;
 }
 
@@ -218,7 +221,7 @@ Result<ModelBenchRow> ModelBench::MeasurePrompt(int64_t tokens) {
   const Rates after = MeasureGemms();
   row.seconds = Median(steps);
   row.layer_seconds = Median(layers);
-  Average(row);
+  FinishRow(row);
   for (size_t f = 0; f < before.size(); ++f) {
     const auto flops = static_cast<double>(row.work.product_flops[f]);
     if (flops > 0) row.gemm_seconds += 2 * flops / (before[f] + after[f]);
@@ -273,6 +276,11 @@ Result<ModelBenchReport> BenchModel(const Context& context, const ModelBenchOpti
       std::ssize(options.batches) * std::ssize(options.contexts) + std::ssize(options.prompts),
       "row");
   bench.MeasurePeaks();
+  // A row that nobody counts: experts that nothing has read since they were packed are slow.
+  if (!options.batches.empty() && !options.contexts.empty()) {
+    HB_RETURN_IF_ERROR(bench.MeasureGeneration(std::ranges::max(options.batches),
+                                               std::ranges::min(options.contexts)));
+  }
   const auto add = [&](Result<ModelBenchRow> row) -> Status {
     HB_ASSIGN_OR_RETURN(report.rows.emplace_back(), std::move(row));
     bench.MeasurePeaks();

@@ -32,7 +32,7 @@ struct ModelBenchOptions {
 
 using OperationSums = std::array<OperationSum, kOperationKinds>;
 
-// Medians over steps; a prompt is one step, whatever its chunks. Sums are means.
+// Medians over steps; a prompt is one step, whatever its chunks. Counts are means.
 struct ModelBenchRow {
   int64_t sequences = 0;
   int64_t context =
