@@ -2,10 +2,11 @@
 
     python3 run_tests.py SOURCE_DIR WORK_DIR PROGRAM EXAMPLES [test_X.py...]
 
-Makes a virtual environment with requirements.txt in WORK_DIR, once. EXAMPLES is what schemathesis
-may try for each route; without names all files run. Exits 77, which ctest calls skipped, if the
-packages are not to be had.
+Makes a virtual environment with requirements.txt in SOURCE_DIR/build, once for all presets.
+EXAMPLES is what schemathesis may try for each route; without names all files run. Exits 77, which
+ctest calls skipped, if the packages are not to be had.
 """
+import fcntl
 import hashlib
 import os
 import pathlib
@@ -33,12 +34,15 @@ def environment():
     """The Python of a virtual environment that has exactly requirements.txt."""
     requirements = HERE / "requirements.txt"
     digest = hashlib.sha256(requirements.read_bytes()).hexdigest()[:12]
-    venv = WORK / f"venv-{digest}"
+    home = SOURCE / "build" / "serve_clients"
+    home.mkdir(parents=True, exist_ok=True)
+    venv = home / f"venv-{digest}"
     python = venv / "bin" / "python"
+    lock = (home / "lock").open("w")  # tests of several presets may run at once
+    fcntl.flock(lock, fcntl.LOCK_EX)
     if (venv / "complete").exists():
         return python
     shutil.rmtree(venv, ignore_errors=True)
-    WORK.mkdir(parents=True, exist_ok=True)
     if run(sys.executable, "-m", "venv", venv) != 0:
         skip("no virtual environment can be made (package python3-venv)")
     if run(python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "-r",
@@ -50,6 +54,7 @@ def environment():
 
 def main():
     python = environment()
+    WORK.mkdir(parents=True, exist_ok=True)
     settings = {"HALFBYTE_PROGRAM": PROGRAM, "HALFBYTE_SOURCE": SOURCE, "HALFBYTE_WORK": WORK,
                 "HALFBYTE_EXAMPLES": EXAMPLES, "PYTHONDONTWRITEBYTECODE": "1"}
     return run(python, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider",
