@@ -56,9 +56,11 @@ class Engine::Thread {
       choices += request.n;
     }
     std::vector<RequestId> ids;
+    ids.reserve(call.size());
     {
       const std::lock_guard lock(mutex_);
       if (auto refusal = ClosedNow(client, choices)) return tl::unexpected(*refusal);
+      inbox_.reserve(inbox_.size() + call.size());  // all of the call, or nothing
       waiting_[client] += choices;
       for (Request& request : call) {
         ids.push_back(++last_id_);

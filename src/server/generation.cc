@@ -112,7 +112,14 @@ class Job {
     auto ids = context_.engine.Submit(std::move(parsed.requests));
     if (!ids) return tl::unexpected(ErrorOf(ids.error(), context_.overload_status));
     submitted.ids = *std::move(ids);
-    for (const RequestId id : submitted.ids) context_.log.Submitted(call_, id);
+    try {
+      for (const RequestId id : submitted.ids) context_.log.Submitted(call_, id);
+    } catch (const std::bad_alloc&) {  // the client will not get them
+      for (const RequestId id : submitted.ids) {
+        context_.engine.Cancel(id, CancelCause::kDisconnected);
+      }
+      throw;
+    }
     return submitted;
   }
 
