@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "model/model_ops.h"
+#include "model/program/model_ops.h"
 #include "model/step_work.h"
 
 namespace halfbyte {

@@ -10,7 +10,7 @@
 
 #include "model/batch_item.h"
 #include "model/kv_memory.h"
-#include "model/model_ops.h"
+#include "model/program/model_ops.h"
 #include "model/weight_source.h"
 #include "tensor/weight_matrix.h"
 

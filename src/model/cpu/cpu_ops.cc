@@ -7,8 +7,8 @@
 #include "kernels/elementwise/elementwise.h"
 #include "kernels/packed_linear/packed_linear.h"
 #include "kernels/rms_norm/rms_norm.h"
-#include "model/deepseek_v4.h"
-#include "model/recorded_program.h"
+#include "model/program/deepseek_v4.h"
+#include "model/program/recorded_program.h"
 
 namespace halfbyte {
 

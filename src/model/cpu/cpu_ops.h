@@ -16,7 +16,7 @@
 #include "model/cpu/cpu_weights.h"
 #include "model/cpu/step_tables.h"
 #include "model/kv_memory.h"
-#include "model/model_ops.h"
+#include "model/program/model_ops.h"
 #include "moe/expert_exchange.h"
 #include "moe/moe_workspace.h"
 

@@ -13,7 +13,7 @@
 #include "model/cpu/moe_block.h"
 #include "model/cpu/projection.h"
 #include "model/load_routed_layer.h"
-#include "model/model_ops.h"
+#include "model/program/model_ops.h"
 #include "model/weight_source.h"
 #include "tensor/weight_matrix.h"
 

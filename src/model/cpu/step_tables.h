@@ -11,7 +11,7 @@
 #include "kernels/rope/rope.h"
 #include "kernels/token_span.h"
 #include "model/batch_item.h"
-#include "model/model_ops.h"
+#include "model/program/model_ops.h"
 
 namespace halfbyte {
 

@@ -1,5 +1,5 @@
 // DeepSeek-V4's structure as text, without weights.
-#include "model/recorded_program.h"
+#include "model/program/recorded_program.h"
 
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 #include <string>
 #include <utility>
 
-#include "model/deepseek_v4.h"
+#include "model/program/deepseek_v4.h"
 
 namespace halfbyte {
 namespace {

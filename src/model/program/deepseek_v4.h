@@ -6,7 +6,7 @@
 
 #include "base/result.h"
 #include "checkpoint/model_config.h"
-#include "model/model_ops.h"
+#include "model/program/model_ops.h"
 #include "numerics/rounding.h"
 
 namespace halfbyte {

@@ -1,4 +1,4 @@
-#include "model/recorded_program.h"
+#include "model/program/recorded_program.h"
 
 #include <fmt/format.h>
 

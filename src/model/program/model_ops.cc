@@ -1,4 +1,4 @@
-#include "model/model_ops.h"
+#include "model/program/model_ops.h"
 
 namespace halfbyte {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "model/model_ops.h"
+#include "model/program/model_ops.h"
 
 namespace halfbyte {
 

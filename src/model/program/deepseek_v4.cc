@@ -1,4 +1,4 @@
-#include "model/deepseek_v4.h"
+#include "model/program/deepseek_v4.h"
 
 #include <optional>
 #include <vector>
