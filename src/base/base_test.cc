@@ -23,6 +23,7 @@
 #include "base/file_watch.h"
 #include "base/heap.h"
 #include "base/json.h"
+#include "base/kernel_fields.h"
 #include "base/line_writer.h"
 #include "base/mapped_file.h"
 #include "base/memory_limited_child.h"
@@ -257,6 +258,26 @@ TEST(Heap, GivesLargeBlocksBackWhicheverThreadHadThem) {
                        const int64_t kept = after - before - 4 * test::ThreadStackBytes();
                        return kept < (8 << 20) ? "" : fmt::format("{} bytes kept", kept);
                      });
+}
+
+TEST(Heap, GivesFreePagesBackFromBetweenBlocksInUse) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers have an allocator of their own";
+#endif
+  constexpr int kBlocks = 64 << 10, kBytes = 1000, kOneInUseOf = 256;
+  const auto resident = [] { return ReadKernelBytes("/proc/self/status", "VmRSS:").value_or(0); };
+  const int64_t before = resident();
+  std::vector<std::unique_ptr<char[]>> blocks;
+  std::thread([&] {  // in a heap of its own
+    for (int i = 0; i < kBlocks; ++i) blocks.push_back(std::make_unique<char[]>(kBytes));
+  })
+      .join();
+  EXPECT_GT(resident() - before, 60 << 20);
+  for (int i = 0; i < kBlocks; ++i) {
+    if (i % kOneInUseOf != 0) blocks[i].reset();
+  }
+  ReturnFreePages();
+  EXPECT_LT(resident() - before, 16 << 20);
 }
 
 TEST(MemoryReserve, HelpsAnybodyOnceAndEssentialThreadsBeyondThat) {

@@ -9,4 +9,6 @@ void ReturnLargeBlocks() {
   mallopt(M_TRIM_THRESHOLD, static_cast<int>(2 * kLargeBlock));
 }
 
+void ReturnFreePages() { malloc_trim(0); }
+
 }  // namespace halfbyte

@@ -34,8 +34,9 @@ constexpr size_t kLeastKeyBytes = 20;
 constexpr int64_t kReservedBytes = 8 << 20;
 constexpr auto kTick = std::chrono::milliseconds(100);
 constexpr auto kReportEvery = std::chrono::seconds(10);
-constexpr auto kLastAnswers = std::chrono::seconds(2);       // to be sent, once all is done
-constexpr auto kCancelledAnswers = std::chrono::seconds(1);  // to be made, once all is cancelled
+constexpr auto kReturnMemoryEvery = std::chrono::seconds(10);  // while no request runs
+constexpr auto kLastAnswers = std::chrono::seconds(2);         // to be sent, once all is done
+constexpr auto kCancelledAnswers = std::chrono::seconds(1);    // to be made, once all is cancelled
 
 [[noreturn]] void EndNow(ServeEnd end) {
   FlushServiceLog();
@@ -150,6 +151,10 @@ class Supervisor {
     }
     if (stop_by_) return TickDraining(engine, now);
     Summarize(engine, now);
+    if (engine.unfinished_requests == 0 && now - returned_ >= kReturnMemoryEvery) {
+      returned_ = now;
+      ReturnFreePages();
+    }
     return std::nullopt;
   }
 
@@ -255,6 +260,7 @@ class Supervisor {
   int64_t cut_ = 0;                           // requests that the drain did not wait for
   LineWriter stdout_{STDOUT_FILENO};
   bool enough_memory_ = true;
+  Clock::time_point returned_ = Clock::now();
   Clock::time_point reported_ = Clock::now();
   EngineStatistics summarized_;
 };
