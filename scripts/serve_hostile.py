@@ -35,7 +35,7 @@ SERVER = ["--port", "0", "--load-format", "fake", "--max-model-len", "16384", "-
           "64", "--fake-step-time", "0.01", "--log-level", "warning"]
 POLITE = 32
 MOST_DELAY_MS = 50
-MOST_KEPT_MB = 192  # resident at the end: heaps of threads in pieces, large blocks have gone back
+MOST_KEPT_MB = 64  # resident at the end: free pages of the heaps have gone back
 
 
 class Server:
