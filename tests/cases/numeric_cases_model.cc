@@ -92,7 +92,7 @@ void CompressorRatio4(const Json& inputs, const Json& expected) {
   ASSERT_EQ(static_cast<int64_t>(next), tokens);
   for (size_t entry = 0; entry < expected["entries"].size(); ++entry) {
     float pooled = -1;
-    PoolEntry(run.compressor, run.Ring(), static_cast<int64_t>(entry), &pooled);
+    PoolEntryReference(run.compressor, run.Ring(), static_cast<int64_t>(entry), &pooled);
     ExpectRelative(pooled, NumberOf(expected["entries"][entry]), 1e-6);
   }
 }
