@@ -26,5 +26,5 @@ def test_every_route_answers_as_its_schema_says():
         server.until_idle()
         assert server.metric("http_requests_total") > 10 * EXAMPLES
         for route in ("/v1/completions", "/v1/chat/completions"):
-            assert server.metric("http_requests_total", handler=route, status="200") > EXAMPLES / 2
+            assert server.metric("http_requests_total", handler=route, status="200") > EXAMPLES / 4
         assert server.process.poll() is None
