@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that must hold before a change lands.
 #
-#   scripts/test.sh            all of the steps below, in this order (about 22 minutes on 2 cores
+#   scripts/test.sh            all of the steps below, in this order (some 25 minutes on 2 cores
 #                              with an empty compiler cache)
 #   scripts/test.sh fast       formatting, and the release tests labelled fast
 #   scripts/test.sh STEP...    format   clang-format-16 has nothing to say
