@@ -196,7 +196,12 @@ class RandomSchedules : public testing::TestWithParam<int> {};
 
 TEST_P(RandomSchedules, LoseNoTokenAndNoPage) {
   int64_t preemptions = 0, hits = 0, forks = 0, failures = 0, replayed = 0, steps = 0;
-  for (uint32_t seed = 0; seed < 300; ++seed) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  constexpr uint32_t kSeeds = 100;  // two minutes otherwise
+#else
+  constexpr uint32_t kSeeds = 300;
+#endif
+  for (uint32_t seed = 0; seed < kSeeds; ++seed) {
     std::mt19937 random(seed * 1000 + static_cast<uint32_t>(GetParam()));
     const auto pick = [&](int64_t low, int64_t high) {
       return low + static_cast<int64_t>(random() % static_cast<uint64_t>(high - low + 1));
