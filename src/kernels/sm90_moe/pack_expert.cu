@@ -11,7 +11,7 @@ struct RowBlock {
 };
 
 // Zeros beyond the matrix.
-__device__ RowBlock LoadRowBlock(const StoredMatrix& matrix, int64_t rows, int64_t k, int64_t row,
+__device__ RowBlock LoadRowBlock(const UploadedMatrix& matrix, int64_t rows, int64_t k, int64_t row,
                                  int64_t column) {
   RowBlock block;
   if (row >= rows || column >= k) return block;
@@ -23,7 +23,7 @@ __device__ RowBlock LoadRowBlock(const StoredMatrix& matrix, int64_t rows, int64
   return block;
 }
 
-__device__ RowBlock LoadGateUp(const StoredExpert& expert, const ExpertShape& shape, int64_t row,
+__device__ RowBlock LoadGateUp(const UploadedExpert& expert, const ExpertShape& shape, int64_t row,
                                int64_t column) {
   const GateUpRow at = GateUpRowAt(row);
   return LoadRowBlock(at.up ? expert.up : expert.gate, shape.intermediate, shape.hidden, at.channel,
@@ -33,7 +33,7 @@ __device__ RowBlock LoadGateUp(const StoredExpert& expert, const ExpertShape& sh
 // blockIdx.x: block of the expert, gate_up first. A thread packs its sixteen columns of two rows,
 // group by group.
 __global__ void __launch_bounds__(kBlockThreads)
-    PackExpert(const StoredExpert expert, const ExpertShape shape, uint8_t* packed) {
+    PackExpert(const UploadedExpert expert, const ExpertShape shape, uint8_t* packed) {
   const PackedShape gate_up = shape.gate_up();
   const int64_t gate_up_blocks = gate_up.strips * gate_up.k_blocks();
   const bool is_down = blockIdx.x >= gate_up_blocks;
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kBlockThreads)
 
 }  // namespace
 
-cudaError_t LaunchPackExpert(const StoredExpert& expert, ExpertShape shape, uint8_t* packed,
+cudaError_t LaunchPackExpert(const UploadedExpert& expert, ExpertShape shape, uint8_t* packed,
                              cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(shape.bytes() / kBlockBytes);
   if (blocks == 0) return cudaSuccess;

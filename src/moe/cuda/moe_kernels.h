@@ -12,22 +12,11 @@
 #include "base/result.h"
 #include "device/cuda/cuda_device.h"
 #include "kernels/dispatch_plan/token_tiles.h"
-#include "kernels/quantize_nvfp4/quantize_nvfp4_cuda.h"
+#include "kernels/uploaded_expert.h"
 #include "moe/cuda/cuda_moe_call.h"
 #include "moe/moe_params.h"
 
 namespace halfbyte {
-
-// NVFP4 in device memory, as stored: codes [rows, k / 2], block scales [rows, k / 16], linear.
-struct UploadedMatrix {
-  const uint8_t* codes = nullptr;
-  const uint8_t* block_scales = nullptr;
-};
-struct UploadedExpert {
-  UploadedMatrix gate;  // [intermediate, hidden]
-  UploadedMatrix up;    // [intermediate, hidden]
-  UploadedMatrix down;  // [hidden, intermediate]
-};
 
 // How the rows of a call are cut into token tiles (token_plan.h).
 struct MoeTiling {

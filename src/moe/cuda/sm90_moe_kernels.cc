@@ -9,7 +9,7 @@ namespace halfbyte {
 namespace {
 
 sm90::GemmVariant VariantOf(const MoeKernelCall& call) {
-  return Sm90MoeKernels::VariantFor(call.call.slots(), call.weights.global_experts);
+  return sm90::GemmVariantFor(call.call.slots(), call.weights.global_experts);
 }
 
 sm90::FewSlots FewSlotsOf(const MoeKernelCall& call) {  // none, if they are many
@@ -91,11 +91,7 @@ int64_t Sm90MoeKernels::ExpertBytes(int64_t hidden, int64_t intermediate) const 
 
 cudaError_t Sm90MoeKernels::Pack(const UploadedExpert& expert, int64_t hidden, int64_t intermediate,
                                  uint8_t* packed, cudaStream_t stream) const {
-  const auto matrix = [](const UploadedMatrix& m) {
-    return sm90::StoredMatrix{m.codes, m.block_scales};
-  };
-  return sm90::LaunchPackExpert({matrix(expert.gate), matrix(expert.up), matrix(expert.down)},
-                                {hidden, intermediate}, packed, stream);
+  return sm90::LaunchPackExpert(expert, {hidden, intermediate}, packed, stream);
 }
 
 int64_t Sm90MoeKernels::ImageBytes(int64_t rows, int64_t columns) const {
@@ -105,7 +101,7 @@ int64_t Sm90MoeKernels::ImageBytes(int64_t rows, int64_t columns) const {
 cudaError_t Sm90MoeKernels::Prepare() const { return sm90::PrepareGemms(); }
 
 MoeTiling Sm90MoeKernels::TilingFor(int64_t slots, int64_t experts) const {
-  const sm90::GemmVariant variant = VariantFor(slots, experts);
+  const sm90::GemmVariant variant = sm90::GemmVariantFor(slots, experts);
   return {.max_tile_rows = sm90::MaxTileRows(variant),
           .wide_tile_rows = sm90::WideTileRows(variant),
           .gather_plans = variant == sm90::GemmVariant::kFew,

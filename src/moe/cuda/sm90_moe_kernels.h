@@ -8,10 +8,6 @@ namespace halfbyte {
 
 class Sm90MoeKernels : public MoeKernels {
  public:
-  static sm90::GemmVariant VariantFor(int64_t slots, int64_t experts) {
-    return sm90::GemmVariantFor(slots, experts);
-  }
-
   Status Supports(const MoeParams& params, std::string_view name) const override;
   int64_t ExpertBytes(int64_t hidden, int64_t intermediate) const override;
   cudaError_t Pack(const UploadedExpert& expert, int64_t hidden, int64_t intermediate,
