@@ -1,14 +1,13 @@
 #include "model/transformer.h"
 
-#include <algorithm>
 #include <numeric>
 #include <utility>
 
-#include "base/check.h"
 #include "model/checkpoint_weights.h"
 #include "model/model_memory.h"
 
 namespace halfbyte {
+
 Transformer::Transformer(std::unique_ptr<const WeightSource> source,
                          const TransformerOptions& options, const Context& context)
     : source_(std::move(source)), options_(options), context_(context), rope_(config()) {}
@@ -146,10 +145,10 @@ Result<MatrixView<const float>> Transformer::Forward(KvMemory& memory,
   const MatrixView<float> logits =
       logits_.Matrix(step.count(TokenSet::kWanted), config().vocab_size);
   ops_->Begin(tables, memory, logits);
-  const bool looked_at =
-      observer != nullptr || weights_->moe(config().layer_count() - 1).routed().observed();
   const ProgramOptions program{
-      .rounding = RoundingOf(options_.math), .whole_last_layer = looked_at, .observer = observer};
+      .rounding = RoundingOf(options_.math),
+      .whole_last_layer = weights_->moe(config().layer_count() - 1).routed().observed(),
+      .observer = observer};
   if (meter_ == nullptr) {
     HB_RETURN_IF_ERROR(RunDeepseekV4(config(), program, step, *ops_));
   } else {

@@ -90,12 +90,16 @@ void CpuOps::Embed(const ModuleKey& table, Rows streams, Rounding rounding) {
 }
 
 void CpuOps::CrossBoundary(const Boundary& boundary) {
-  const MatrixView<float> streams = View(boundary.streams),
-                          y = boundary.left ? View(boundary.y) : MatrixView<float>{},
-                          x = View(boundary.x);
-  const HyperConnection entered =
-      boundary.entered ? weights_.hyper_connection(*boundary.entered) : HyperConnection{};
-  const float* norm = boundary.entered ? weights_.norm(*boundary.entered) : nullptr;
+  const MatrixView<float> streams = View(boundary.streams);
+  MatrixView<float> y, x;
+  HyperConnection entered;
+  const float* norm = nullptr;
+  if (boundary.left) y = View(boundary.y);
+  if (boundary.entered) {
+    x = View(boundary.x);
+    entered = weights_.hyper_connection(*boundary.entered);
+    norm = weights_.norm(*boundary.entered);
+  }
   // The next input comes from the streams while they are in the cache.
   ForTokens(streams.rows, [&](int64_t first, int64_t count) {
     const auto of = [&](MatrixView<float> all) { return all.Rows(first, count); };

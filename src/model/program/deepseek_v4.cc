@@ -3,8 +3,6 @@
 #include <optional>
 #include <vector>
 
-#include "base/check.h"
-
 namespace halfbyte {
 namespace {
 
@@ -20,14 +18,16 @@ class Program {
     const RowsScope scope(ops_);
     const int64_t last = config_.layer_count() - 1;
     Rows streams =
-        ops_.Take(RowsName::kStreams, TokenSet::kAll, config_.hc_streams * config_.hidden_size);
-    Rows x = ops_.Take(RowsName::kInput, TokenSet::kAll, config_.hidden_size);
+        Take(RowsName::kStreams, TokenSet::kAll, config_.hc_streams * config_.hidden_size);
+    Rows x = Take(RowsName::kInput, TokenSet::kAll, config_.hidden_size);
     ops_.Embed(ModuleKey::Global(Module::kEmbed), streams, rounding_);
-    Enter({0, Block::kAttention}, streams, x);
+    ops_.CrossBoundary(
+        {.streams = streams, .entered = Site{0, Block::kAttention}, .x = x, .rounding = rounding_});
     for (int64_t l = 0; l < last; ++l) {
       HB_RETURN_IF_ERROR(RunLayer(l, TokenSet::kAll, streams, x));
     }
-    const TokenSet going_on = options_.whole_last_layer ? TokenSet::kAll : TokenSet::kWanted;
+    const bool looked_at = options_.whole_last_layer || options_.observer != nullptr;
+    const TokenSet going_on = looked_at ? TokenSet::kAll : TokenSet::kWanted;
     HB_RETURN_IF_ERROR(RunLayer(last, going_on, streams, x));
     if (step_.count(TokenSet::kWanted) == 0) return {};
     if (streams.tokens == TokenSet::kAll) streams = ops_.KeepWanted(streams);
@@ -40,10 +40,6 @@ class Program {
  private:
   Rows Take(RowsName name, TokenSet tokens, int64_t columns) {
     return ops_.Take(name, tokens, columns);
-  }
-
-  void Enter(const Site& site, Rows streams, Rows x) {
-    ops_.CrossBoundary({.streams = streams, .entered = site, .x = x, .rounding = rounding_});
   }
 
   // Begins with the attention's input in x and ends with that of the next layer. `going_on`: the
@@ -199,7 +195,6 @@ class Program {
 
 Status RunDeepseekV4(const ModelConfig& config, const ProgramOptions& options,
                      const StepShape& step, ModelOps& ops) {
-  HB_CHECK(options.observer == nullptr || options.whole_last_layer, "an observer of parts");
   return Program(config, options, step, ops).Run();
 }
 

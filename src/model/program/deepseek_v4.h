@@ -23,10 +23,10 @@ class LayerObserver {
 
 struct ProgramOptions {
   Rounding rounding = Rounding::kBf16;  // at the model's rounding points; kNone: fp32 everywhere
-  // In the last layer a token whose logits nobody wants goes no further than the cache. Whoever
-  // looks at what layers compute wants all of them.
+  // In the last layer a token whose logits nobody wants goes no further than the cache, unless
+  // somebody looks at what layers compute: an observer, or whoever else asks for all of them.
   bool whole_last_layer = false;
-  LayerObserver* observer = nullptr;  // wants whole_last_layer
+  LayerObserver* observer = nullptr;
 };
 
 // Error: that of ModelOps::RunExperts; what the step has stored is of no use then.
