@@ -9,6 +9,8 @@ void ReturnLargeBlocks() {
   mallopt(M_TRIM_THRESHOLD, static_cast<int>(2 * kLargeBlock));
 }
 
+void UseFewHeaps() { mallopt(M_ARENA_MAX, 2); }
+
 void ReturnFreePages() { malloc_trim(0); }
 
 }  // namespace halfbyte

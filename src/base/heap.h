@@ -14,6 +14,10 @@ inline constexpr int64_t kLargeBlock = int64_t{1} << 20;
 // each of its threads kept 64 MB for each of them.
 void ReturnLargeBlocks();
 
+// From now on threads share two heaps. Each of their own reserves 64 MiB of addresses, which a
+// limit on addresses counts.
+void UseFewHeaps();
+
 // Gives the kernel the pages that lie free in the heaps now, those between blocks in use too, which
 // the allocator itself keeps for ever. Who allocates meanwhile may wait for that: some 100 ms where
 // hundreds of megabytes are free.

@@ -1,6 +1,5 @@
 #include "server/serve.h"
 
-#include <malloc.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -345,8 +344,7 @@ ServeResult Serve(const ServeOptions& options) {
   if (!MemoryReserve::Install(kReservedBytes)) {
     return {ServeEnd::kMemory, "there is no memory to start with: raise the limit (ulimit -v)"};
   }
-  // Every thread's heap of its own reserves 64 MiB of addresses, which such a limit counts.
-  if (ReadAvailableMemory().addresses) ::mallopt(M_ARENA_MAX, 2);
+  if (ReadAvailableMemory().addresses) UseFewHeaps();
   const auto result = OrOutOfMemory([&] { return ServeUntilTheEnd(options); });
   if (!result) return {ServeEnd::kMemory, result.error().message};
   return *result;
