@@ -255,8 +255,8 @@ void ModelBench::AddLimits(ModelBenchReport& report) const {
 }  // namespace
 
 Result<ModelBenchReport> BenchModel(const Context& context, const ModelBenchOptions& options) {
-  HB_RETURN_IF_ERROR(CheckModelBench(options, context.pool(), ReadAvailableMemory()));
-  HB_ASSIGN_OR_RETURN(const MemoryPlan plan, PlanModelBench(options, context.pool()));
+  HB_ASSIGN_OR_RETURN(const MemoryPlan plan,
+                      CheckModelBench(options, context.pool(), ReadAvailableMemory()));
   ModelBenchReport report{.options = options,
                           .threads = context.pool().threads(),
                           .cpu = CpuModelName(),

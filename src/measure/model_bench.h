@@ -72,10 +72,10 @@ struct ModelBenchReport {
 // with.
 Result<MemoryPlan> PlanModelBench(const ModelBenchOptions& options, ThreadPool& pool);
 
-// Errors: a context or prompt that the model cannot have, ref (which computes from stored weights),
-// sizes that NVFP4 cannot have; more memory needed than is available.
-Status CheckModelBench(const ModelBenchOptions& options, ThreadPool& pool,
-                       const AvailableMemory& available);
+// The plan. Errors: a context or prompt that the model cannot have, ref (which computes from stored
+// weights), sizes that NVFP4 cannot have; more memory needed than is available.
+Result<MemoryPlan> CheckModelBench(const ModelBenchOptions& options, ThreadPool& pool,
+                                   const AvailableMemory& available);
 
 // Checks with the machine's available memory, then measures.
 Result<ModelBenchReport> BenchModel(const Context& context, const ModelBenchOptions& options);

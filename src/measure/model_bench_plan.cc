@@ -117,17 +117,18 @@ Result<MemoryPlan> PlanModelBench(const ModelBenchOptions& options, ThreadPool& 
   return plan;
 }
 
-Status CheckModelBench(const ModelBenchOptions& options, ThreadPool& pool,
-                       const AvailableMemory& available) {
+Result<MemoryPlan> CheckModelBench(const ModelBenchOptions& options, ThreadPool& pool,
+                                   const AvailableMemory& available) {
   HB_RETURN_IF_ERROR(CheckLengths(options));
   if (options.arithmetic == Arithmetic::kRef) {
     return MakeError(
         "ref computes from stored weights, which this bench does not keep: choose "
         "--arithmetic w4a16, w4a4 or w4a8");
   }
-  HB_ASSIGN_OR_RETURN(const MemoryPlan plan, PlanModelBench(options, pool));
-  return plan.Check(available, "the bench",
-                    "give fewer --layers or --experts, or a smaller --context");
+  HB_ASSIGN_OR_RETURN(MemoryPlan plan, PlanModelBench(options, pool));
+  HB_RETURN_IF_ERROR(plan.Check(available, "the bench",
+                                "give fewer --layers or --experts, or a smaller --context"));
+  return plan;
 }
 
 }  // namespace halfbyte

@@ -151,7 +151,7 @@ TEST(ModelBench, RefusesWhatDoesNotFitAndNamesTheNumbers) {
     return AvailableMemory{.resident = MemoryBound{available, "here"}, .addresses = {}};
   };
   EXPECT_TRUE(CheckModelBench(options, pool, there_are(bytes)));
-  const Status status = CheckModelBench(options, pool, there_are(bytes - 1));
+  const auto status = CheckModelBench(options, pool, there_are(bytes - 1));
   ASSERT_FALSE(status);
   EXPECT_EQ(status.error().kind, ErrorKind::kMemory);
   EXPECT_NE(status.error().message.find("(packed weights "), std::string::npos);
