@@ -27,8 +27,9 @@ Result<std::unique_ptr<halfbyte_moe_layer>> LayerFromCheckpoint(const char* dire
                      config.layer_count() - 1);
   }
   HB_ASSIGN_OR_RETURN(const ExpertPlacement placement, options.Placement(config.routed_experts));
-  HB_ASSIGN_OR_RETURN(RoutedLayerParts parts, LoadRoutedLayer(CheckpointWeights(*checkpoint), layer,
-                                                              options.routed, placement));
+  const CheckpointWeights source(*checkpoint);  // until the layer has been made
+  HB_ASSIGN_OR_RETURN(RoutedLayerParts parts,
+                      LoadRoutedLayer(source, layer, options.routed, placement));
   HB_ASSIGN_OR_RETURN(auto handle, LayerFromParts(std::move(parts), options));
   handle->checkpoint = std::move(checkpoint);
   return handle;
