@@ -51,8 +51,9 @@ void ChoiceOutput::Add(int32_t token, std::optional<LogprobEntry> logprobs, Outp
     // A model may have more rows than the vocabulary; such a token gives no text.
     bytes = tokenizer_->TokenBytes(token).value_or(std::string_view());
   }
-  if (logprobs) Await(*std::move(logprobs), special);
-  Feed(bytes, event);
+  const bool control = tokenizer_ != nullptr && tokenizer_->IsAdded(token);
+  if (logprobs) Await(*std::move(logprobs), special || (control && IsMarkup(bytes)));
+  Feed(bytes, control, event);
   if (matcher_.matched()) {
     End({.reason = FinishReason::kStop}, event);
   } else if (tokens_ == request_.max_tokens) {
@@ -76,9 +77,9 @@ void ChoiceOutput::End(Finish finish, OutputEvent& event) {
   event.finish = std::move(finish);
 }
 
-void ChoiceOutput::Feed(std::string_view bytes, OutputEvent& event) {
+void ChoiceOutput::Feed(std::string_view bytes, bool control, OutputEvent& event) {
   if (request_.output.kind == OutputFormat::Kind::kChat) {
-    Show(splitter_.Push(bytes), /*last=*/false, event);
+    Show(control ? splitter_.PushControl(bytes) : splitter_.Push(bytes), /*last=*/false, event);
   } else {
     AddContent(Decode(content_, bytes, /*last=*/false), event);
   }
@@ -114,10 +115,10 @@ void ChoiceOutput::AddContent(std::string_view text, OutputEvent& event) {
   event.content += shown;
 }
 
-void ChoiceOutput::Await(LogprobEntry entry, bool special) {
+void ChoiceOutput::Await(LogprobEntry entry, bool markup) {
   const bool chat = request_.output.kind == OutputFormat::Kind::kChat;
-  // In chat, control tokens are markup; so is all that is inside it.
-  if (chat && (special || !(splitter_.in_reasoning() || splitter_.in_content()))) return;
+  // So is all that is inside markup.
+  if (chat && (markup || !(splitter_.in_reasoning() || splitter_.in_content()))) return;
   const bool reasoning = in_reasoning();
   const Channel& channel = reasoning ? reasoning_ : content_;
   entry.text_offset = channel.characters + (chat ? splitter_.held() : 0);

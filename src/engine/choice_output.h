@@ -55,12 +55,12 @@ class ChoiceOutput {
   };
 
   bool EndsTheText(int32_t token) const;
-  void Feed(std::string_view bytes, OutputEvent& event);
+  void Feed(std::string_view bytes, bool control, OutputEvent& event);
   void FlushText(OutputEvent& event);
   void Show(const ChatSplitter::Pieces& pieces, bool last, OutputEvent& event);
   std::string Decode(Channel& channel, std::string_view bytes, bool last);
   void AddContent(std::string_view text, OutputEvent& event);
-  void Await(LogprobEntry entry, bool special);
+  void Await(LogprobEntry entry, bool markup);
   void ReleaseEntries(bool all, OutputEvent& event);
 
   const Request& request_;

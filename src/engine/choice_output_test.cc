@@ -152,6 +152,20 @@ TEST_F(ChoiceOutputTest, AChatAnswerHasTwoChannels) {
   EXPECT_EQ(all.content_logprobs[0].text_offset, 0);
 }
 
+// Ordinary tokens that spell markup are what the model says.
+TEST_F(ChoiceOutputTest, AModelThatQuotesItsMarkupIsHeard) {
+  request_.output = {.kind = OutputFormat::Kind::kChat, .starts_in_reasoning = true};
+  const std::string quoted = "ends with </think>, then <｜DSML｜tool_calls> ";
+  std::vector<int32_t> tokens = *tokenizer_.Encode(quoted, ControlTokens::kAsText);
+  tokens.push_back(*tokenizer_.IdOf("</think>"));
+  const std::vector<int32_t> answer = *tokenizer_.Encode("<think>so", ControlTokens::kAsText);
+  tokens.insert(tokens.end(), answer.begin(), answer.end());
+  const OutputEvent all = Run(request_, tokens, /*logprobs=*/true);
+  EXPECT_EQ(all.reasoning, quoted);
+  EXPECT_EQ(all.content, "<think>so");
+  EXPECT_EQ(all.reasoning_logprobs.size() + all.content_logprobs.size() + 1, tokens.size());
+}
+
 TEST_F(ChoiceOutputTest, ReasoningTokensAreCountedUpToTheirEnd) {
   request_.output = {.kind = OutputFormat::Kind::kChat, .starts_in_reasoning = true};
   ChoiceOutput output(request_, &tokenizer_, eos_, 0);

@@ -6,39 +6,12 @@
 namespace halfbyte {
 namespace {
 
-constexpr std::string_view kWideBar = "\xEF\xBD\x9C";  // U+FF5C
 constexpr int64_t kMostNewlines = 2;
 constexpr size_t kMostTagBytes = 512;
 constexpr std::string_view kTagNames[] = {"tool_calls", "invoke", "parameter"};
 
-enum class Candidate { kNo, kStart, kOpenThink, kCloseThink, kOpeningMark, kClosingMark };
-
-// What `text`, a start of markup but for its last byte, is.
-Candidate Classify(std::string_view text) {
-  if (text == kThink) return Candidate::kOpenThink;
-  if (text == kThinkEnd) return Candidate::kCloseThink;
-  if (kThink.starts_with(text) || kThinkEnd.starts_with(text)) return Candidate::kStart;
-  const bool closing = text.starts_with("</");
-  text.remove_prefix(closing ? 2 : 1);
-  // bar DSML bar
-  for (const std::string_view part :
-       {std::string_view(), std::string_view("DSML"), std::string_view()}) {
-    if (!part.empty()) {
-      if (part.starts_with(text)) return Candidate::kStart;
-      if (!text.starts_with(part)) return Candidate::kNo;
-      text.remove_prefix(part.size());
-      continue;
-    }
-    if (kWideBar.starts_with(text) && text.size() < kWideBar.size()) return Candidate::kStart;
-    if (text.starts_with(kWideBar)) {
-      text.remove_prefix(kWideBar.size());
-    } else if (text.starts_with('|')) {
-      text.remove_prefix(1);
-    } else {
-      return Candidate::kNo;
-    }
-  }
-  return closing ? Candidate::kClosingMark : Candidate::kOpeningMark;
+bool IsDsml(std::string_view spelling) {
+  return std::ranges::find(kDsml, spelling) != std::end(kDsml);
 }
 
 // Whether `tag` may still become a tag: a name, then a space or the end.
@@ -51,9 +24,33 @@ bool MayBeTag(std::string_view tag) {
 
 }  // namespace
 
+bool IsMarkup(std::string_view spelling) {
+  return spelling == kThink || spelling == kThinkEnd || IsDsml(spelling);
+}
+
 ChatSplitter::Pieces ChatSplitter::Push(std::string_view bytes) {
   Pieces pieces;
-  for (const char byte : bytes) Take(byte, pieces);
+  Take(bytes, pieces);
+  return pieces;
+}
+
+ChatSplitter::Pieces ChatSplitter::PushControl(std::string_view spelling) {
+  Pieces pieces;
+  // No tag has a token of markup in it; it may begin one.
+  const bool in_tag = state_ == State::kTag && IsMarkup(spelling);
+  if (in_tag) {
+    if (IsDsml(spelling)) candidate_ = tag_.ends_with("</") ? "</" : tag_.ends_with('<') ? "<" : "";
+    EndTag(/*malformed=*/true);
+  }
+  if (!IsMarkup(spelling)) {
+    Take(spelling, pieces);
+  } else if (!IsDsml(spelling)) {
+    TakeThink(spelling == kThinkEnd, pieces);
+  } else if (!candidate_.empty()) {
+    BeginTag(pieces);
+  } else if (!in_tag) {
+    Take(spelling, pieces);
+  }
   return pieces;
 }
 
@@ -83,64 +80,53 @@ void ChatSplitter::ReleaseHeld(Pieces& pieces) {
   Emit(std::exchange(candidate_, {}), pieces);
 }
 
-void ChatSplitter::Take(char byte, Pieces& pieces) {
-  if (state_ == State::kTag) {
-    TakeTag(byte, pieces);
-  } else {
-    TakeText(byte, pieces);
+void ChatSplitter::Take(std::string_view bytes, Pieces& pieces) {
+  for (const char byte : bytes) {
+    if (state_ == State::kTag) {
+      TakeTag(byte, pieces);
+    } else {
+      TakeText(byte, pieces);
+    }
   }
 }
 
 void ChatSplitter::TakeText(char byte, Pieces& pieces) {
-  if (candidate_.empty() && byte != '<') {
-    if (byte == '\n' && state_ == State::kContent) {
-      if (newlines_ == kMostNewlines) {
-        Emit("\n", pieces);
-      } else {
-        ++newlines_;
-      }
-      return;
-    }
+  if (byte == '/' && candidate_ == "<") {
+    candidate_ += byte;
+    return;
+  }
+  if (!candidate_.empty()) ReleaseHeld(pieces);
+  if (byte == '<') {
+    candidate_ = byte;
+  } else if (byte == '\n' && state_ == State::kContent && newlines_ < kMostNewlines) {
+    ++newlines_;
+  } else if (byte == '\n' && state_ == State::kContent) {
+    Emit("\n", pieces);
+  } else {
     ReleaseHeld(pieces);
-    return Emit({&byte, 1}, pieces);
+    Emit({&byte, 1}, pieces);
   }
-  candidate_ += byte;
-  const Candidate candidate = Classify(candidate_);
-  switch (candidate) {
-    case Candidate::kStart:
-      return;
-    case Candidate::kNo:
-      candidate_.pop_back();
-      ReleaseHeld(pieces);
-      return Take(byte, pieces);
-    case Candidate::kOpenThink:
-      // Strays vanish; inside reasoning it is a word like others.
-      if (state_ != State::kReasoning) {
-        candidate_.clear();
-        ++suppressed_.thinks;
-      }
-      return ReleaseHeld(pieces);
-    case Candidate::kCloseThink:
-      candidate_.clear();
-      ReleaseHeld(pieces);
-      if (state_ == State::kReasoning) {
-        state_ = State::kContent;
-      } else {
-        ++suppressed_.thinks;
-      }
-      return;
-    case Candidate::kClosingMark:
-      candidate_.clear();
-      ReleaseHeld(pieces);
-      break;
-    case Candidate::kOpeningMark:
-      candidate_.clear();
-      newlines_ = 0;
-      break;
+}
+
+// Strays vanish; inside reasoning an opening one is a word like others.
+void ChatSplitter::TakeThink(bool closing, Pieces& pieces) {
+  ReleaseHeld(pieces);
+  if (state_ != State::kReasoning) {
+    ++suppressed_.thinks;
+  } else if (closing) {
+    state_ = State::kContent;
+  } else {
+    Emit(kThink, pieces);
   }
-  closing_ = candidate == Candidate::kClosingMark;
-  state_ = State::kTag;
+}
+
+// After a mark, whose first part is held.
+void ChatSplitter::BeginTag(Pieces& pieces) {
+  closing_ = std::exchange(candidate_, {}) == "</";
+  if (closing_) ReleaseHeld(pieces);
+  newlines_ = 0;
   tag_.clear();
+  state_ = State::kTag;
 }
 
 void ChatSplitter::TakeTag(char byte, Pieces& pieces) {
@@ -148,7 +134,7 @@ void ChatSplitter::TakeTag(char byte, Pieces& pieces) {
   tag_ += byte;
   if (MayBeTag(tag_) && tag_.size() < kMostTagBytes) return;
   EndTag(/*malformed=*/true);
-  if (byte == '<') Take(byte, pieces);  // may begin the next mark
+  if (byte == '<') TakeText(byte, pieces);  // may begin the next mark
 }
 
 void ChatSplitter::EndTag(bool malformed) {

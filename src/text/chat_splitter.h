@@ -1,10 +1,11 @@
 // Tells a chat answer's reasoning from its content while it comes, and keeps the model's markup out
 // of both (server.md §3.4, without tools: their blocks are discarded).
 //
-// In: the answer's bytes, control tokens as they are spelled, in pieces of any size. A mark is
-// "<｜DSML｜" or "</｜DSML｜", the bars also as ASCII. No byte from a mark to the end of its tag,
-// and none inside a block of tool calls, comes out. Law: every split of the same bytes gives the
-// same.
+// In: the answer's bytes token by token, in pieces of any size where tokens are ordinary ones. Only
+// control tokens write markup, so a model that quotes its own is heard: <think>, </think>, and
+// marks, which are "<" or "</" followed by the token ｜DSML｜. No byte from a mark to the end of
+// its tag, and none inside a block of tool calls, comes out. Law: every split of the same bytes
+// gives the same.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +17,10 @@ namespace halfbyte {
 // What opens and closes reasoning.
 inline constexpr std::string_view kThink = "<think>";
 inline constexpr std::string_view kThinkEnd = "</think>";
+// What makes a mark of "<" or "</", with bars of either kind.
+inline constexpr std::string_view kDsml[] = {"｜DSML｜", "|DSML|"};
+// Whether a control token is one of these.
+bool IsMarkup(std::string_view spelling);
 
 class ChatSplitter {
  public:
@@ -27,6 +32,8 @@ class ChatSplitter {
     std::string content;
   };
   Pieces Push(std::string_view bytes);
+  // A control token as it is spelled. Those that are no markup are text.
+  Pieces PushControl(std::string_view spelling);
   // The end: what is held back is text after all, unfinished markup is dropped.
   Pieces Flush();
 
@@ -44,7 +51,7 @@ class ChatSplitter {
 
   bool in_reasoning() const { return state_ == State::kReasoning; }
   bool in_content() const { return state_ == State::kContent; }
-  // Bytes held back because they may begin markup; at most 13.
+  // Bytes held back because they may begin markup; at most 4.
   int64_t held() const { return newlines_ + static_cast<int64_t>(candidate_.size()); }
 
  private:
@@ -55,16 +62,18 @@ class ChatSplitter {
     kBlock,  // between the tags of a block: discarded
   };
 
-  void Take(char byte, Pieces& pieces);
+  void Take(std::string_view bytes, Pieces& pieces);
   void TakeText(char byte, Pieces& pieces);
   void TakeTag(char byte, Pieces& pieces);
   void EndTag(bool malformed);
+  void TakeThink(bool closing, Pieces& pieces);
+  void BeginTag(Pieces& pieces);
   void Emit(std::string_view text, Pieces& pieces);
   void ReleaseHeld(Pieces& pieces);
 
   State state_;
   int64_t newlines_ = 0;   // kContent: held, 0 .. 2; dropped if an opening mark follows
-  std::string candidate_;  // the start of a mark or of a think token
+  std::string candidate_;  // "<" or "</": the start of a mark
   std::string tag_;        // what followed the mark
   bool closing_ = false;   // the mark was a closing one
   bool block_ = false;     // open: tool_calls, invoke, parameter

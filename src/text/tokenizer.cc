@@ -46,6 +46,7 @@ struct Tokenizer::State {
 
   std::string source;
   TokenizerFile file;
+  std::vector<bool> added;      // by id
   std::vector<bool> special;    // by id
   size_t longest = 1;           // bytes of the longest token
   AddedTokenFinder finders[2];  // not normalized, normalized
@@ -172,9 +173,11 @@ Result<Tokenizer> Tokenizer::FromJson(std::string_view json, std::string_view so
   for (const std::string& bytes : file.token_bytes) {
     state->longest = std::max(state->longest, bytes.size());
   }
+  state->added.resize(file.token_bytes.size());
   state->special.resize(file.token_bytes.size());
   std::map<std::string, int32_t> spellings[2];
   for (const AddedToken& token : file.added_tokens) {
+    state->added[static_cast<size_t>(token.id)] = true;
     state->special[static_cast<size_t>(token.id)] = token.special;
     state->added_ids.emplace(token.content, token.id);
     std::vector<ByteRange> none;
@@ -343,6 +346,10 @@ Result<std::string_view> Tokenizer::TokenBytes(int32_t id) const {
 
 bool Tokenizer::IsSpecial(int32_t id) const {
   return id >= 0 && id < vocab_size() && state_->special[static_cast<size_t>(id)];
+}
+
+bool Tokenizer::IsAdded(int32_t id) const {
+  return id >= 0 && id < vocab_size() && state_->added[static_cast<size_t>(id)];
 }
 
 Result<int32_t> Tokenizer::IdOf(std::string_view added_token) const {

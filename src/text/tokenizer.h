@@ -78,6 +78,8 @@ class Tokenizer {
   Result<std::string_view> TokenBytes(int32_t id) const;
   // Marked "special" in the file. Ids outside the vocabulary are not.
   bool IsSpecial(int32_t id) const;
+  // One of the file's added tokens, special or not: no text of users becomes it.
+  bool IsAdded(int32_t id) const;
   // The id of an added token by its spelling. Error naming file and token if there is none.
   Result<int32_t> IdOf(std::string_view added_token) const;
 
