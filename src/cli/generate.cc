@@ -89,7 +89,7 @@ Result<std::vector<int32_t>> EncodePrompt(const GenerateFlags& flags,
   return EncodeChat(*tokenizer, messages,
                     {.thinking = flags.thinking.value_or(defaults.thinking),
                      .reasoning_effort = defaults.reasoning_effort},
-                    defaults.effort_texts);
+                    defaults.wording);
 }
 
 // Turns tokens into text as they come and prints it, unless the caller wants JSON, up to the first

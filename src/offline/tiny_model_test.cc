@@ -61,7 +61,7 @@ std::string Answer(Transformer& model, const std::string& question) {
   const std::vector<ChatMessage> messages = {{ChatRole::kUser, question, ""}};
   GenerateRequest request;
   request.prompt =
-      *EncodeChat(tokenizer, messages, {.thinking = defaults.thinking}, defaults.effort_texts);
+      *EncodeChat(tokenizer, messages, {.thinking = defaults.thinking}, defaults.wording);
   request.max_tokens = 40;
   request.sampling.temperature = 0;
   request.stop_ids = model.config().eos_token_ids;

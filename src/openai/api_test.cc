@@ -197,7 +197,7 @@ TEST(Thinking, IsWhatTheBodySaysElseTheModelsDefault) {
 
   ModelInfo model = TestModel();
   model.chat = {.thinking = false, .reasoning_effort = ReasoningEffort::kMax};
-  model.chat.effort_texts = {
+  model.chat.wording.efforts = {
       .profile = EffortProfile::kOfficial, .high = "HIGH\n\n", .max = "MAX\n\n"};
   const OpenAiApi official(model, {});
   EXPECT_EQ(ThinkingHeader(official, ""), "off");

@@ -119,7 +119,7 @@ ApiResult<EncodedChat> EncodeChatBody(const BodyFields& body, const ModelInfo& m
       .control_tokens_in_content = options.allow_control_tokens_in_content,
   };
   if (auto fault = CheckEnd(*messages, chat)) return tl::unexpected(*std::move(fault));
-  auto ids = EncodeChat(*model.tokenizer, *messages, chat, model.chat.effort_texts, limits);
+  auto ids = EncodeChat(*model.tokenizer, *messages, chat, model.chat.wording, limits);
   if (!ids) return tl::unexpected(ErrorOf(ids.error(), *thinking));
   if (!*ids) return tl::unexpected(TooLong("messages", limits.most_ids));
   return EncodedChat{.ids = **std::move(ids),

@@ -43,7 +43,7 @@ class Claims {
     asked.effort = effort_ ? effort_->value : defaults.reasoning_effort;
     asked.effort_path = effort_ ? effort_->path : "";
     // In the first releases low is no other than high.
-    const bool as_high = defaults.effort_texts.profile == EffortProfile::kPreview &&
+    const bool as_high = defaults.wording.efforts.profile == EffortProfile::kPreview &&
                          asked.effort == ReasoningEffort::kLow;
     asked.used = {.on = asked.on, .effort = as_high ? ReasoningEffort::kHigh : asked.effort};
     if (effort_) asked.used.requested = word_;

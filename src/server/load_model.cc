@@ -155,7 +155,7 @@ Status ReadDefaults(const ServedModelOptions& options, ModelInfo& info) {
     HB_ASSIGN_OR_RETURN(info.defaults, WithGenerationDefaults(info.defaults, json, source));
   }
   HB_ASSIGN_OR_RETURN(info.chat, ReadModelDefaults(options.directory));
-  spdlog::info("chat wording: {}", info.chat.effort_texts.Describe());
+  spdlog::info("chat wording: {}", info.chat.wording.efforts.Describe());
   info.chat.thinking = options.thinking.value_or(info.chat.thinking);
   info.chat.reasoning_effort = options.reasoning_effort.value_or(info.chat.reasoning_effort);
   return {};
@@ -235,7 +235,7 @@ Result<ServedModel> LoadServedModel(const ServedModelOptions& options,
   served.executor = std::make_unique<WatchedExecutor>(std::move(served.executor), std::move(files));
   served.info.max_model_len = served.executor->limits().max_model_len;
   served.info.vocabulary = served.executor->limits().vocabulary;
-  if (served.info.chat.effort_texts.max && served.info.max_model_len < kMaxEffortTokens) {
+  if (served.info.chat.wording.efforts.max && served.info.max_model_len < kMaxEffortTokens) {
     spdlog::warn("reasoning effort max was trained with {} tokens of context; here there are {}",
                  kMaxEffortTokens, served.info.max_model_len);
   }

@@ -20,8 +20,7 @@ using Outcome = ChatGolden::Outcome;
 
 constexpr std::string_view kInput = "test_input_";
 // Of a message, beside its texts: what the encoder knows and chat.h does not.
-constexpr std::string_view kNotBuilt[] = {"tools",           "tool_calls",     "task",
-                                          "response_format", "content_blocks", "wo_eos"};
+constexpr std::string_view kNotBuilt[] = {"task", "response_format", "content_blocks", "wo_eos"};
 
 std::string_view NameOf(Outcome outcome) {
   switch (outcome) {
@@ -37,8 +36,37 @@ std::string_view NameOf(Outcome outcome) {
 
 struct Conversation {
   std::vector<ChatMessage> messages;
+  std::vector<ToolSchema> tools;
   std::optional<std::string> not_built;  // what of it is not
 };
+
+// The functions of {"type": "function", "function": {...}}.
+Result<std::vector<Json>> Functions(const JsonObject& object, std::string_view field) {
+  std::vector<Json> functions;
+  HB_ASSIGN_OR_RETURN(const auto list, object.Array(field));
+  if (!list) return functions;
+  for (const Json& each : **list) {
+    HB_ASSIGN_OR_RETURN(const JsonObject entry, JsonObject::Of(each, object.Describe(field)));
+    HB_ASSIGN_OR_RETURN(const auto function, entry.Object("function"));
+    if (!function) return MakeError("{} is missing", entry.Describe("function"));
+    functions.push_back(function->json());
+    if (entry.Has("id")) functions.back()["id"] = each.at("id");
+  }
+  return functions;
+}
+
+Result<std::vector<ChatToolCall>> ReadToolCalls(const JsonObject& object) {
+  std::vector<ChatToolCall> calls;
+  HB_ASSIGN_OR_RETURN(const auto functions, Functions(object, "tool_calls"));
+  for (const Json& each : functions) {
+    HB_ASSIGN_OR_RETURN(const JsonObject call, JsonObject::Of(each, object.Describe("tool_calls")));
+    HB_ASSIGN_OR_RETURN(const auto id, call.String("id"));
+    HB_ASSIGN_OR_RETURN(const auto name, call.String("name"));
+    HB_ASSIGN_OR_RETURN(const auto arguments, call.String("arguments"));
+    calls.push_back({id.value_or(""), name.value_or(""), arguments.value_or("")});
+  }
+  return calls;
+}
 
 Result<ChatMessage> ReadMessage(const JsonObject& object, Conversation& conversation) {
   ChatMessage message{.role = ChatRole::kUser};
@@ -58,6 +86,11 @@ Result<ChatMessage> ReadMessage(const JsonObject& object, Conversation& conversa
   HB_ASSIGN_OR_RETURN(const auto reasoning_content, object.String("reasoning_content"));
   message.content = content.value_or("");
   message.reasoning = reasoning_content.value_or(reasoning.value_or(""));
+  HB_ASSIGN_OR_RETURN(message.tool_calls, ReadToolCalls(object));
+  HB_ASSIGN_OR_RETURN(const auto tool_call_id, object.String("tool_call_id"));
+  message.tool_call_id = tool_call_id.value_or("");
+  HB_ASSIGN_OR_RETURN(std::vector<ToolSchema> tools, Functions(object, "tools"));
+  if (!tools.empty()) conversation.tools = std::move(tools);
   return message;
 }
 
@@ -69,7 +102,7 @@ Result<Conversation> ReadConversation(const fs::path& path) {
   if (json.is_object()) {
     HB_ASSIGN_OR_RETURN(const JsonObject object, JsonObject::Of(json, path.string()));
     HB_ASSIGN_OR_RETURN(const auto list, object.Array("messages"));
-    if (object.Has("tools")) conversation.not_built = "tools";
+    HB_ASSIGN_OR_RETURN(conversation.tools, Functions(object, "tools"));
     messages = list.value_or(nullptr);
   }
   if (messages == nullptr || !messages->is_array()) {
@@ -95,7 +128,7 @@ std::string Difference(std::string_view expected, std::string_view rendered) {
   return fmt::format("from byte {}: {} must be {}", at, quote(rendered), quote(expected));
 }
 
-Result<ChatGolden> Replay(const fs::path& input) {
+Result<ChatGolden> Replay(const fs::path& input, const ChatWording& wording) {
   ChatGolden golden{.name = input.filename().string()};
   const std::string number = input.stem().string().substr(kInput.size());
   HB_ASSIGN_OR_RETURN(
@@ -113,9 +146,10 @@ Result<ChatGolden> Replay(const fs::path& input) {
       .reasoning_effort = ReasoningEffort::kLow,  // adds nothing in either profile
       .native_developer_role = true,
       .open_answer = !conversation.messages.empty() &&
-                     (conversation.messages.back().role == ChatRole::kUser ||
-                      conversation.messages.back().role == ChatRole::kDeveloper)};
-  const auto prompt = RenderChat(conversation.messages, options, EffortTexts());
+                     conversation.messages.back().role != ChatRole::kAssistant &&
+                     conversation.messages.back().role != ChatRole::kSystem,
+      .tools = conversation.tools};
+  const auto prompt = RenderChat(conversation.messages, options, wording);
   if (!prompt) return MakeError("{}: {}", input.string(), prompt.error().message);
   if (prompt->text != expected) {
     golden.outcome = Outcome::kDiffers;
@@ -134,7 +168,7 @@ Result<ChatDiagnosis> DiagnoseChat(const fs::path& model_dir) {
   HB_ASSIGN_OR_RETURN(const Tokenizer tokenizer, Tokenizer::Load(model_dir / "tokenizer.json"));
   HB_RETURN_IF_ERROR(CheckControlTokens(tokenizer));
   HB_ASSIGN_OR_RETURN(ModelDefaults defaults, ReadModelDefaults(model_dir));
-  ChatDiagnosis diagnosis{.wording = std::move(defaults.effort_texts)};
+  ChatDiagnosis diagnosis{.wording = std::move(defaults.wording)};
   const fs::path tests = (model_dir / kEncoderFile).parent_path() / "tests";
   std::error_code error;
   std::vector<fs::path> inputs;
@@ -146,14 +180,17 @@ Result<ChatDiagnosis> DiagnoseChat(const fs::path& model_dir) {
   }
   std::ranges::sort(inputs);
   for (const fs::path& input : inputs) {
-    HB_ASSIGN_OR_RETURN(ChatGolden golden, Replay(input));
+    HB_ASSIGN_OR_RETURN(ChatGolden golden, Replay(input, diagnosis.wording));
     diagnosis.goldens.push_back(std::move(golden));
   }
   return diagnosis;
 }
 
 std::string DiagnosisText(const ChatDiagnosis& diagnosis) {
-  std::string text = fmt::format("wording: {}\n", diagnosis.wording.Describe());
+  std::string text = fmt::format("wording: {}\n", diagnosis.wording.efforts.Describe());
+  const SectionTexts& sections = diagnosis.wording.sections;
+  text += fmt::format("sections: tools {}, response format {}\n", sections.tools ? "yes" : "no",
+                      sections.response_format ? "yes" : "no");
   if (diagnosis.goldens.empty()) text += "golden cases: none lie beside an encoder\n";
   for (const ChatGolden& golden : diagnosis.goldens) {
     text += fmt::format("{}: {}{}{}\n", golden.name, NameOf(golden.outcome),
@@ -163,7 +200,8 @@ std::string DiagnosisText(const ChatDiagnosis& diagnosis) {
 }
 
 Json DiagnosisJson(const ChatDiagnosis& diagnosis) {
-  const EffortTexts& wording = diagnosis.wording;
+  const EffortTexts& wording = diagnosis.wording.efforts;
+  const SectionTexts& sections = diagnosis.wording.sections;
   Json goldens = Json::array();
   for (const ChatGolden& golden : diagnosis.goldens) {
     goldens.push_back(
@@ -172,7 +210,9 @@ Json DiagnosisJson(const ChatDiagnosis& diagnosis) {
   return {{"wording",
            {{"profile", Name(wording.profile)},
             {"source", wording.source},
-            {"sha256", wording.sha256}}},
+            {"sha256", wording.sha256},
+            {"tools", sections.tools.has_value()},
+            {"response_format", sections.response_format.has_value()}}},
           {"goldens", std::move(goldens)}};
 }
 

@@ -11,7 +11,7 @@
 
 #include "base/json.h"
 #include "base/result.h"
-#include "text/effort_texts.h"
+#include "text/chat_wording.h"
 
 namespace halfbyte {
 
@@ -23,7 +23,7 @@ struct ChatGolden {
 };
 
 struct ChatDiagnosis {
-  EffortTexts wording;
+  ChatWording wording;
   std::vector<ChatGolden> goldens;  // by name
 
   bool healthy() const;  // none differs

@@ -67,14 +67,37 @@ TEST_F(ChatDoctor, ACaseThatEndsWithAUserIsAnswered) {
             "equal\n");
 }
 
+TEST_F(ChatDoctor, ReplaysToolsWithTheirCallsAndResults) {
+  ASSERT_TRUE(
+      WriteFileAtomically(dir_ / "encoding/encoding_dsv4.py",
+                          "TOOLS_TEMPLATE = 'Call <{dsml_token}tool_calls>: {tool_schemas}.'\n"));
+  const std::string input = R"({
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": {"b": 1, "a": "é"}}}],
+    "messages": [
+      {"role": "system", "content": "Be brief."},
+      {"role": "user", "content": "One?"},
+      {"role": "assistant", "reasoning_content": "Look.", "tool_calls": [
+        {"id": "c1", "function": {"name": "f", "arguments": "{\"x\": \"a b\", \"y\": [1, 2]}"}}]},
+      {"role": "tool", "tool_call_id": "c1", "content": "ok"}]})";
+  EXPECT_EQ(
+      Replayed(input,
+               "<｜begin▁of▁sentence｜>Be brief.\n\nCall <｜DSML｜tool_calls>: {\"name\": \"f\", "
+               "\"parameters\": {\"b\": 1, \"a\": \"é\"}}.<｜User｜>One?<｜Assistant｜><think>Look."
+               "</think>\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"f\">\n"
+               "<｜DSML｜parameter name=\"x\" string=\"true\">a b</｜DSML｜parameter>\n"
+               "<｜DSML｜parameter name=\"y\" string=\"false\">[1, 2]</｜DSML｜parameter>\n"
+               "</｜DSML｜invoke>\n</｜DSML｜tool_calls><｜end▁of▁sentence｜>"
+               "<｜User｜><tool_result>ok</tool_result><｜Assistant｜><think>"),
+      "equal\n");
+}
+
 TEST_F(ChatDoctor, SaysWhatItDoesNotReplay) {
   const std::pair<const char*, const char*> cases[] = {
-      {R"({"tools": [{}], "messages": []})", "not replayed: it has tools\n"},
       {R"([{"role": "latest_reminder", "content": "a"}])",
        "not replayed: it has the role latest_reminder\n"},
+      {R"([{"role": "user", "content": "a", "response_format": {}}])",
+       "not replayed: it has response_format\n"},
       {R"([{"role": "user", "content": "a", "task": "title"}])", "not replayed: it has task\n"},
-      {R"([{"role": "user", "content": "a"}, {"role": "tool", "content": [1]}])",
-       "not replayed: it has the role tool\n"},
   };
   for (const auto& [input, said] : cases) EXPECT_EQ(Replayed(input, "x"), said);
 }
@@ -95,6 +118,7 @@ TEST_F(ChatDoctor, NamesACaseThatCannotBeRead) {
 TEST_F(ChatDoctor, TellsWhereTheWordingIsFrom) {
   EXPECT_EQ(DiagnosisText(*DiagnoseChat(dir_)),
             "wording: preview profile, no file brings wording\n"
+            "sections: tools no, response format no\n"
             "golden cases: none lie beside an encoder\n");
   ASSERT_TRUE(WriteFileAtomically(dir_ / "encoding/encoding_dsv4.py",
                                   "REASONING_EFFORT_PROMPTS = {'low': '', 'high': 'a', "

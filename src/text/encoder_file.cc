@@ -15,6 +15,13 @@ namespace {
 constexpr size_t kMostBytes = size_t{1} << 20;
 constexpr char kTable[] = "REASONING_EFFORT_PROMPTS";
 constexpr char kMaxText[] = "REASONING_EFFORT_MAX";
+constexpr char kToolsSection[] = "TOOLS_TEMPLATE";
+constexpr char kFormatSection[] = "response_format_template";
+
+std::optional<std::string> TextOf(const PythonLiterals& literals, const char* name) {
+  const auto text = literals.strings.find(name);
+  return text == literals.strings.end() ? std::nullopt : std::optional(text->second);
+}
 
 Result<EffortTexts> OfTable(const std::map<std::string, std::string>& table) {
   const bool known =
@@ -33,11 +40,7 @@ Result<EffortTexts> TextsOf(const PythonLiterals& literals) {
   if (const auto table = literals.tables.find(kTable); table != literals.tables.end()) {
     return OfTable(table->second);
   }
-  EffortTexts texts;
-  if (const auto max = literals.strings.find(kMaxText); max != literals.strings.end()) {
-    texts.max = max->second;
-  }
-  return texts;
+  return EffortTexts{.max = TextOf(literals, kMaxText)};
 }
 
 // The same texts under another profile.
@@ -53,7 +56,7 @@ void ChangeProfile(EffortTexts& texts, EffortProfile profile) {
 
 }  // namespace
 
-Result<std::optional<EffortTexts>> ReadEncoderFile(const std::filesystem::path& model_dir,
+Result<std::optional<ChatWording>> ReadEncoderFile(const std::filesystem::path& model_dir,
                                                    std::optional<EffortProfile> profile) {
   const std::filesystem::path path = model_dir / kEncoderFile;
   std::error_code error;
@@ -65,7 +68,9 @@ Result<std::optional<EffortTexts>> ReadEncoderFile(const std::filesystem::path& 
   if (profile) ChangeProfile(*texts, *profile);
   texts->source = path.string();
   texts->sha256 = Sha256(text);
-  return *std::move(texts);
+  return ChatWording{.efforts = *std::move(texts),
+                     .sections = {.tools = TextOf(literals, kToolsSection),
+                                  .response_format = TextOf(literals, kFormatSection)}};
 }
 
 }  // namespace halfbyte

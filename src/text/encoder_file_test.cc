@@ -34,7 +34,7 @@ class EncoderFile : public testing::Test {
   EffortTexts Texts() {
     const auto defaults = ReadModelDefaults(dir_);
     EXPECT_TRUE(defaults) << defaults.error().message;
-    return defaults.value_or(ModelDefaults()).effort_texts;
+    return defaults.value_or(ModelDefaults()).wording.efforts;
   }
   std::string ErrorOfReading() {
     const auto defaults = ReadModelDefaults(dir_);

@@ -48,12 +48,23 @@ Result<EffortTexts> ReadEffortTexts(const JsonObject& object) {
   return texts;
 }
 
+Result<SectionTexts> ReadSectionTexts(const JsonObject& object) {
+  SectionTexts texts;
+  HB_ASSIGN_OR_RETURN(const auto wording, object.Object("section_texts"));
+  if (!wording) return texts;
+  HB_RETURN_IF_ERROR(RefuseUnknownFields(*wording, {"tools", "response_format"}));
+  HB_ASSIGN_OR_RETURN(texts.tools, wording->String("tools"));
+  HB_ASSIGN_OR_RETURN(texts.response_format, wording->String("response_format"));
+  return texts;
+}
+
 }  // namespace
 
 Result<ModelDefaults> ParseModelDefaults(const Json& json, const std::string& source) {
   HB_ASSIGN_OR_RETURN(const JsonObject object, JsonObject::Of(json, source));
-  HB_RETURN_IF_ERROR(RefuseUnknownFields(
-      object, {"default_thinking", "default_reasoning_effort", "effort_profile", "effort_texts"}));
+  HB_RETURN_IF_ERROR(
+      RefuseUnknownFields(object, {"default_thinking", "default_reasoning_effort", "effort_profile",
+                                   "effort_texts", "section_texts"}));
   ModelDefaults defaults;
   HB_ASSIGN_OR_RETURN(const auto thinking, object.Bool("default_thinking"));
   defaults.thinking = thinking.value_or(defaults.thinking);
@@ -66,7 +77,8 @@ Result<ModelDefaults> ParseModelDefaults(const Json& json, const std::string& so
     }
     defaults.reasoning_effort = *parsed;
   }
-  HB_ASSIGN_OR_RETURN(defaults.effort_texts, ReadEffortTexts(object));
+  HB_ASSIGN_OR_RETURN(defaults.wording.efforts, ReadEffortTexts(object));
+  HB_ASSIGN_OR_RETURN(defaults.wording.sections, ReadSectionTexts(object));
   return defaults;
 }
 
@@ -80,15 +92,15 @@ Result<ModelDefaults> ReadModelDefaults(const std::filesystem::path& model_dir) 
     HB_ASSIGN_OR_RETURN(const Json json, ParseJson(text, path.string()));
     HB_ASSIGN_OR_RETURN(defaults, ParseModelDefaults(json, path.string()));
     HB_ASSIGN_OR_RETURN(const JsonObject object, JsonObject::Of(json, path.string()));
-    if (object.Has("effort_profile")) profile = defaults.effort_texts.profile;
-    if (object.Has("effort_texts")) {
-      defaults.effort_texts.source = path.string();
-      defaults.effort_texts.sha256 = Sha256(text);
+    if (object.Has("effort_profile")) profile = defaults.wording.efforts.profile;
+    if (object.Has("effort_texts") || object.Has("section_texts")) {
+      defaults.wording.efforts.source = path.string();
+      defaults.wording.efforts.sha256 = Sha256(text);
       return defaults;
     }
   }
-  HB_ASSIGN_OR_RETURN(auto texts, ReadEncoderFile(model_dir, profile));
-  if (texts) defaults.effort_texts = *std::move(texts);
+  HB_ASSIGN_OR_RETURN(auto wording, ReadEncoderFile(model_dir, profile));
+  if (wording) defaults.wording = *std::move(wording);
   return defaults;
 }
 

@@ -5,8 +5,9 @@
 //   default_reasoning_effort: "high"     low | high | max
 //   effort_profile: "preview"            preview | official: what an effort adds (EffortTexts)
 //   effort_texts: {"max": "..."}         the wording that goes before the first message
+//   section_texts: {"tools": "...", "response_format": "..."}   what these add (section_texts.h)
 //
-// Without effort_texts the wording, and without effort_profile the profile, is what the
+// Without either of these the wording, and without effort_profile the profile, is what the
 // checkpoint's encoder says (encoder_file.h; server.md §3.1). Unknown fields are errors.
 #pragma once
 
@@ -15,14 +16,14 @@
 
 #include "base/json.h"
 #include "base/result.h"
-#include "text/effort_texts.h"
+#include "text/chat_wording.h"
 
 namespace halfbyte {
 
 struct ModelDefaults {
   bool thinking = true;
   ReasoningEffort reasoning_effort = ReasoningEffort::kHigh;
-  EffortTexts effort_texts;
+  ChatWording wording;
 };
 
 // Of `model_dir`: its halfbyte.json, its encoder; the values above where neither says anything.

@@ -23,9 +23,9 @@ TEST(ModelDefaults, ThinkingIsOnAndEffortHighUnlessTheFileSaysOtherwise) {
           "effort_profile": "official", "effort_texts": {"high": "h", "max": "m"}})");
   EXPECT_FALSE(set.thinking);
   EXPECT_EQ(set.reasoning_effort, ReasoningEffort::kMax);
-  EXPECT_EQ(*set.effort_texts.For(ReasoningEffort::kHigh), "h");
-  EXPECT_EQ(*set.effort_texts.For(ReasoningEffort::kMax), "m");
-  EXPECT_EQ(*set.effort_texts.For(ReasoningEffort::kLow), "");
+  EXPECT_EQ(*set.wording.efforts.For(ReasoningEffort::kHigh), "h");
+  EXPECT_EQ(*set.wording.efforts.For(ReasoningEffort::kMax), "m");
+  EXPECT_EQ(*set.wording.efforts.For(ReasoningEffort::kLow), "");
 }
 
 TEST(ModelDefaults, NamesWhatIsWrong) {
