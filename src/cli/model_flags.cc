@@ -134,7 +134,7 @@ Result<int64_t> AffordableContext(const OpenedModel& model, const ModelFlags& fl
   const ModelConfig& config = model.checkpoint.config();
   HB_ASSIGN_OR_RETURN(const MemoryPlan plan,
                       PlanModel(CheckpointWeights(model.checkpoint), model.options, flags.threads));
-  HB_ASSIGN_OR_RETURN(const KvMemory units, NewKvMemory(config, model.options.math, {}));
+  HB_ASSIGN_OR_RETURN(const KvLayout units, KvLayout::Create(config, model.options.math));
   const auto fits = [&](int64_t tokens) {
     MemoryPlan with_cache = plan;
     with_cache.Add("KV cache", units.BytesOf(PoolsFor(model, tokens)));
@@ -155,7 +155,7 @@ Result<LoadedModel> LoadModel(OpenedModel opened, const ModelFlags& flags, const
                                                  opened.options, flags.threads));
   const std::string subject = flags.directory.string();
   HB_RETURN_IF_ERROR(plan.Check(opened.available, subject, kMoreMemory));
-  HB_ASSIGN_OR_RETURN(const KvMemory units, NewKvMemory(config, opened.options.math, {}));
+  HB_ASSIGN_OR_RETURN(const KvLayout units, KvLayout::Create(config, opened.options.math));
   plan.Add(fmt::format("KV cache of {} tokens", use.context_tokens),
            units.BytesOf(PoolsFor(opened, use.context_tokens)));
   HB_RETURN_IF_ERROR(

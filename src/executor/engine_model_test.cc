@@ -118,7 +118,7 @@ TEST_F(EngineOnTheBundledModel, PreemptionAndForksChangeNothing) {
   std::vector<Request> requests;
   for (uint32_t i = 0; i < 3; ++i) requests.push_back(Ask(230 + i, 40, 10 + i));
   requests[1].n = 2;
-  const auto units = *model_->NewMemory({});
+  const auto units = *KvLayout::Create(model_->config(), model_->options().math);
   // Four blocks for what grows to eight.
   const int64_t window_pages = KvPoolSizes::WindowPages(4, 256, 2, 128);
   const int64_t memory = 4 * units.state_slot_bytes() + window_pages * units.window_page_bytes() +

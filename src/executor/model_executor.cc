@@ -10,7 +10,7 @@ namespace halfbyte {
 // §1.4. No more of anything than can be used.
 Result<ExecutorLimits> PlanExecutor(const ModelConfig& config, const TransformerOptions& model,
                                     const ModelExecutorOptions& options) {
-  HB_ASSIGN_OR_RETURN(const KvMemory units, NewKvMemory(config, model.math, {}));
+  HB_ASSIGN_OR_RETURN(const KvLayout units, KvLayout::Create(config, model.math));
   const int64_t window = config.sliding_window;
   ExecutorLimits limits{.window = window,
                         .replay_tokens = (window - 1) * config.layer_count(),
@@ -56,23 +56,23 @@ Result<std::unique_ptr<ModelExecutor>> ModelExecutor::Create(Transformer& model,
                                                              const ModelExecutorOptions& options) {
   HB_ASSIGN_OR_RETURN(const ExecutorLimits limits,
                       PlanExecutor(model.config(), model.options(), options));
-  HB_ASSIGN_OR_RETURN(KvMemory memory, model.NewMemory(limits.pools));
+  HB_ASSIGN_OR_RETURN(auto memory, model.NewMemory(limits.pools));
   return std::unique_ptr<ModelExecutor>(new ModelExecutor(model, std::move(memory), limits));
 }
 
 Result<MatrixView<const float>> ModelExecutor::Run(const StepPlan& plan) {
-  for (const TailMove& move : plan.saves) memory_.SaveTail(move);
-  for (const PageCopy& copy : plan.copies) memory_.Copy(copy);
-  for (const TailMove& move : plan.restores) memory_.RestoreTail(move);
+  for (const TailMove& move : plan.saves) HB_RETURN_IF_ERROR(memory_->SaveTail(move));
+  for (const PageCopy& copy : plan.copies) HB_RETURN_IF_ERROR(memory_->Copy(copy));
+  for (const TailMove& move : plan.restores) HB_RETURN_IF_ERROR(memory_->RestoreTail(move));
   std::vector<PlacedItem> batch;
   for (const PlanItem& item : plan.items) batch.push_back({item.pages, item.tokens, item.logits});
-  return model_.Forward(memory_, batch);
+  return model_.Forward(*memory_, batch);
 }
 
 int64_t ModelExecutor::saturated_blocks() const {
   int64_t blocks = 0;
   for (int64_t layer = 0; layer < model_.config().layer_count(); ++layer) {
-    const MoeCounters& counters = model_.moe_counters(layer);
+    const MoeCounters counters = model_.moe_counters(layer);
     blocks += counters.gate_up.clipped + counters.down.clipped;
   }
   return blocks;

@@ -28,7 +28,7 @@ class ModelExecutor : public Executor {
  public:
   // `model` must outlive the executor; steps have at most its batch_tokens.
   // Errors: memory that does not hold one sequence of max_model_len, with the arithmetic and the
-  // largest length that fits; those of KvMemory::Create.
+  // largest length that fits; those of Transformer::NewMemory.
   static Result<std::unique_ptr<ModelExecutor>> Create(Transformer& model,
                                                        const ModelExecutorOptions& options);
 
@@ -37,11 +37,11 @@ class ModelExecutor : public Executor {
   int64_t saturated_blocks() const override;
 
  private:
-  ModelExecutor(Transformer& model, KvMemory memory, const ExecutorLimits& limits)
+  ModelExecutor(Transformer& model, std::unique_ptr<KvMemory> memory, const ExecutorLimits& limits)
       : model_(model), memory_(std::move(memory)), limits_(limits) {}
 
   Transformer& model_;
-  KvMemory memory_;
+  std::unique_ptr<KvMemory> memory_;
   const ExecutorLimits limits_;
 };
 

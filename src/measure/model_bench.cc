@@ -106,7 +106,8 @@ Status ModelBench::Continue(KvCache& cache, Sequence& sequence, int64_t tokens) 
     tokens -= count;
   }
   const auto seed = static_cast<uint64_t>(sequence.pages().slot);
-  FillCache(context_.pool(), options_.config, sequence.pages(), seed, cache.memory());
+  FillCache(context_.pool(), options_.config, sequence.pages(), seed,
+            static_cast<CpuKvMemory&>(cache.memory()));
   return {};
 }
 

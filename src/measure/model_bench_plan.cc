@@ -36,7 +36,7 @@ int64_t MakingBytes(const WeightSource& source) {
 
 // Of the largest row.
 Result<int64_t> CacheBytes(const ModelBenchOptions& options) {
-  HB_ASSIGN_OR_RETURN(const KvMemory units, NewKvMemory(options.config, MathMode::kDefault, {}));
+  HB_ASSIGN_OR_RETURN(const KvLayout units, KvLayout::Create(options.config, MathMode::kDefault));
   int64_t most = 0;
   const auto add = [&](KvCacheLimits limits) {
     limits.batch_tokens = ModelBenchTransformer(options).batch_tokens;

@@ -18,23 +18,17 @@ KvPoolSizes KvCacheLimits::Pools(int64_t window) const {
           .tails = tails};
 }
 
-Result<std::unique_ptr<KvCache>> KvCache::Create(const ModelConfig& config, KvFormat kv_format,
-                                                 IndexFormat index_format,
-                                                 const KvCacheLimits& limits) {
-  const KvPoolSizes sizes = limits.Pools(config.sliding_window);
-  HB_ASSIGN_OR_RETURN(KvMemory memory, KvMemory::Create(config, kv_format, index_format, sizes));
-  return std::unique_ptr<KvCache>(new KvCache(std::move(memory), sizes, config.sliding_window));
-}
-
 Result<Sequence> KvCache::Continue(const Snapshot& snapshot) {
   HB_ASSIGN_OR_RETURN(Sequence sequence, pages_.Continue(snapshot));
-  memory_.RestoreTail({sequence.pages().slot, snapshot.position(), snapshot.tail()});
+  HB_RETURN_IF_ERROR(
+      memory_->RestoreTail({sequence.pages().slot, snapshot.position(), snapshot.tail()}));
   return sequence;
 }
 
 Result<Snapshot> KvCache::TakeSnapshot(const Sequence& sequence) {
   HB_ASSIGN_OR_RETURN(Snapshot snapshot, pages_.TakeSnapshot(sequence));
-  memory_.SaveTail({sequence.pages().slot, snapshot.position(), snapshot.tail()});
+  HB_RETURN_IF_ERROR(
+      memory_->SaveTail({sequence.pages().slot, snapshot.position(), snapshot.tail()}));
   return snapshot;
 }
 

@@ -10,8 +10,6 @@
 #include <utility>
 
 #include "base/result.h"
-#include "checkpoint/model_config.h"
-#include "kernels/kv_row/kv_row.h"
 #include "model/kv_memory.h"
 #include "paging/kv_pages.h"
 
@@ -29,26 +27,23 @@ struct KvCacheLimits {
 
 class KvCache {
  public:
-  // Errors: those of KvMemory::Create.
-  static Result<std::unique_ptr<KvCache>> Create(const ModelConfig& config, KvFormat kv_format,
-                                                 IndexFormat index_format,
-                                                 const KvCacheLimits& limits);
+  // memory: of `sizes`, for a model with that window.
+  KvCache(std::unique_ptr<KvMemory> memory, const KvPoolSizes& sizes, int64_t window)
+      : memory_(std::move(memory)), pages_(sizes, window) {}
 
-  // An empty sequence; one continued from a snapshot. Error: no state slot is free.
+  // An empty sequence; one continued from a snapshot. Error: no state slot is free, or the device
+  // failed.
   Result<Sequence> NewSequence() { return pages_.NewSequence(); }
   Result<Sequence> Continue(const Snapshot& snapshot);
-  // At a multiple of kContextBlockTokens. Error: not at such a boundary, or no room for a snapshot.
+  // At a multiple of kContextBlockTokens. Error: not at such a boundary, no room for a snapshot, or
+  // the device failed.
   Result<Snapshot> TakeSnapshot(const Sequence& sequence);
 
   KvPages& pages() { return pages_; }
-  KvMemory& memory() { return memory_; }
-  const KvMemory& memory() const { return memory_; }
+  KvMemory& memory() { return *memory_; }
 
  private:
-  KvCache(KvMemory memory, const KvPoolSizes& sizes, int64_t window)
-      : memory_(std::move(memory)), pages_(sizes, window) {}
-
-  KvMemory memory_;
+  std::unique_ptr<KvMemory> memory_;
   KvPages pages_;
 };
 

@@ -7,6 +7,7 @@
 #include <random>
 #include <vector>
 
+#include "model/cpu/cpu_kv_memory.h"
 #include "paging/paging_test_sequences.h"
 
 namespace halfbyte {
@@ -42,12 +43,22 @@ ModelConfig SmallConfig() {
   return config;
 }
 
+Result<std::unique_ptr<KvCache>> Create(const ModelConfig& config, KvFormat kv_format,
+                                        IndexFormat index_format, const KvCacheLimits& limits) {
+  HB_ASSIGN_OR_RETURN(const KvLayout layout, KvLayout::Create(config, kv_format, index_format));
+  const KvPoolSizes sizes = limits.Pools(config.sliding_window);
+  HB_ASSIGN_OR_RETURN(auto memory, CpuKvMemory::Create(layout, sizes));
+  return std::make_unique<KvCache>(std::move(memory), sizes, config.sliding_window);
+}
+
 std::unique_ptr<KvCache> Make(const KvCacheLimits& limits,
                               const ModelConfig& config = SmallConfig()) {
-  auto cache = KvCache::Create(config, KvFormat::kF32, IndexFormat::kF32, limits);
+  auto cache = Create(config, KvFormat::kF32, IndexFormat::kF32, limits);
   EXPECT_TRUE(cache.has_value()) << cache.error().message;
   return *std::move(cache);
 }
+
+const CpuKvMemory& RowsOf(KvCache& cache) { return static_cast<CpuKvMemory&>(cache.memory()); }
 
 struct FreeCounts {
   int64_t blocks, pages, slots;
@@ -61,20 +72,19 @@ struct FreeCounts {
 TEST(KvCache,
      HasTheSizesOfTheSpecificationForTheRealModels) {  // deepseek-v4.md §3.2, server.md §1.4
   const auto create = [](const ModelConfig& config) {
-    return *KvCache::Create(config, KvFormat::kFp8, IndexFormat::kMxfp4,
-                            {.sequences = 2, .context_tokens = 1 << 20, .batch_tokens = 512});
+    return *KvLayout::Create(config, KvFormat::kFp8, IndexFormat::kMxfp4);
   };
   const auto flash = create(Flash()), pro = create(Pro());
   // Main layers only; each draft layer would add 64 * 584 = 37,376.
-  EXPECT_EQ(flash->memory().window_page_bytes(), 1607168);
-  EXPECT_EQ(pro->memory().window_page_bytes(), 2279936);
+  EXPECT_EQ(flash.window_page_bytes(), 1607168);
+  EXPECT_EQ(pro.window_page_bytes(), 2279936);
   // server.md counts FP8 index rows of 132 bytes, ours are MXFP4 of 68.
-  EXPECT_EQ(flash->memory().context_block_bytes(), 985664 - 21 * 64 * (132 - 68));
-  EXPECT_EQ(pro->memory().context_block_bytes(), 1410928 - 30 * 64 * (132 - 68));
-  EXPECT_EQ(static_cast<double>(flash->memory().context_block_bytes()) / 256, 3514.25);
-  EXPECT_EQ(static_cast<double>(pro->memory().context_block_bytes()) / 256, 5031.4375);
-  EXPECT_EQ(flash->memory().state_slot_bytes(), 12206080);
-  EXPECT_EQ(pro->memory().state_slot_bytes(), 18710528);
+  EXPECT_EQ(flash.context_block_bytes(), 985664 - 21 * 64 * (132 - 68));
+  EXPECT_EQ(pro.context_block_bytes(), 1410928 - 30 * 64 * (132 - 68));
+  EXPECT_EQ(static_cast<double>(flash.context_block_bytes()) / 256, 3514.25);
+  EXPECT_EQ(static_cast<double>(pro.context_block_bytes()) / 256, 5031.4375);
+  EXPECT_EQ(flash.state_slot_bytes(), 12206080);
+  EXPECT_EQ(pro.state_slot_bytes(), 18710528);
 }
 
 TEST(KvCache, AThousandTokensHoldWhatTheCaseSays) {  // kv-rows-1000, MDL-08
@@ -84,9 +94,9 @@ TEST(KvCache, AThousandTokensHoldWhatTheCaseSays) {  // kv-rows-1000, MDL-08
   Grow(cache->pages(), sequence, 1000);
   // 250 entries at rate 4 and 7 at rate 128, in 4 blocks; 128 window rows, in 3 pages at most.
   EXPECT_EQ(before.blocks - cache->pages().free().context_blocks, 4);
-  EXPECT_EQ(cache->memory().CompressedRows(sequence.pages(), 1).rows_per_page, 64);
-  EXPECT_EQ(cache->memory().IndexRows(sequence.pages(), 1).rows_per_page, 64);
-  EXPECT_EQ(cache->memory().CompressedRows(sequence.pages(), 2).rows_per_page, 2);
+  EXPECT_EQ(RowsOf(*cache).CompressedRows(sequence.pages(), 1).rows_per_page, 64);
+  EXPECT_EQ(RowsOf(*cache).IndexRows(sequence.pages(), 1).rows_per_page, 64);
+  EXPECT_EQ(RowsOf(*cache).CompressedRows(sequence.pages(), 2).rows_per_page, 2);
   EXPECT_LE(before.pages - cache->pages().free().window_pages, 3);
 }
 
@@ -151,7 +161,7 @@ TEST(KvCache, WindowPagesAreFreedOnceOutOfReachAndNeverEarlier) {
       const int64_t count = 1 + static_cast<int64_t>(random() % (random() % 4 == 0 ? 300 : 5));
       ASSERT_TRUE(cache->pages().Reserve(sequence, count));
       const int64_t old = sequence.position();
-      const int32_t* table = cache->memory().WindowRows(sequence.pages(), 0).table;
+      const int32_t* table = RowsOf(*cache).WindowRows(sequence.pages(), 0).table;
       // During the call the first query, at `old`, reaches back to old - window + 1.
       for (int64_t p = std::max<int64_t>(0, old - window + 1); p < old + count; ++p) {
         ASSERT_GE(table[p / 64], 0) << "position " << p << " is gone for the query at " << old;
@@ -274,12 +284,12 @@ TEST(KvCache, MovingHandsOverThePages) {
     Sequence a = *cache->NewSequence();
     Grow(cache->pages(), a, 300);
     const FreeCounts with_a(*cache);
-    const int32_t* table = cache->memory().CompressedRows(a.pages(), 1).table;
+    const int32_t* table = RowsOf(*cache).CompressedRows(a.pages(), 1).table;
     const int32_t first = table[0];
     Sequence b = std::move(a);
     EXPECT_EQ(FreeCounts(*cache), with_a);
     EXPECT_EQ(b.position(), 300);
-    EXPECT_EQ(cache->memory().CompressedRows(b.pages(), 1).table[0], first);
+    EXPECT_EQ(RowsOf(*cache).CompressedRows(b.pages(), 1).table[0], first);
     Sequence c = *cache->NewSequence();
     Grow(cache->pages(), c, 700);
     c = std::move(b);  // gives c's own pages back
@@ -311,8 +321,8 @@ TEST(KvCache, MovingHandsOverThePages) {
 
 TEST(KvCache, LayersStoresAndSlotsDoNotOverlap) {  // R133
   for (const KvFormat format : {KvFormat::kF32, KvFormat::kFp8}) {
-    const auto cache = *KvCache::Create(SmallConfig(), format, IndexFormat::kF32,
-                                        {.sequences = 3, .context_tokens = 1000});
+    const auto cache =
+        *Create(SmallConfig(), format, IndexFormat::kF32, {.sequences = 3, .context_tokens = 1000});
     const Sequence sequences[] = {*cache->NewSequence(), *cache->NewSequence(),
                                   *cache->NewSequence()};
     const int64_t blocks = cache->pages().free().context_blocks,
@@ -326,20 +336,20 @@ TEST(KvCache, LayersStoresAndSlotsDoNotOverlap) {  // R133
       ranges.emplace_back(begin, begin + ring.rows * 2 * channels * 4);
     };
     for (const int64_t layer : {0, 1, 2, 3})
-      add_pool(cache->memory().WindowRows(sequences[0].pages(), layer), pages);
+      add_pool(RowsOf(*cache).WindowRows(sequences[0].pages(), layer), pages);
     for (const int64_t layer : {1, 2, 3}) {
-      add_pool(cache->memory().CompressedRows(sequences[0].pages(), layer), blocks);
+      add_pool(RowsOf(*cache).CompressedRows(sequences[0].pages(), layer), blocks);
     }
     for (const int64_t layer : {1, 3})
-      add_pool(cache->memory().IndexRows(sequences[0].pages(), layer), blocks);
+      add_pool(RowsOf(*cache).IndexRows(sequences[0].pages(), layer), blocks);
     for (const Sequence& sequence : sequences) {
       for (const int64_t layer : {1, 3}) {
-        add_ring(cache->memory().AttentionRing(sequence.pages(), layer), 4);
-        add_ring(cache->memory().IndexerRing(sequence.pages(), layer), 4);
-        EXPECT_EQ(cache->memory().AttentionRing(sequence.pages(), layer).rows, 8);
+        add_ring(RowsOf(*cache).AttentionRing(sequence.pages(), layer), 4);
+        add_ring(RowsOf(*cache).IndexerRing(sequence.pages(), layer), 4);
+        EXPECT_EQ(RowsOf(*cache).AttentionRing(sequence.pages(), layer).rows, 8);
       }
-      add_ring(cache->memory().AttentionRing(sequence.pages(), 2), 2);
-      EXPECT_EQ(cache->memory().AttentionRing(sequence.pages(), 2).rows, 128);
+      add_ring(RowsOf(*cache).AttentionRing(sequence.pages(), 2), 2);
+      EXPECT_EQ(RowsOf(*cache).AttentionRing(sequence.pages(), 2).rows, 128);
     }
     std::ranges::sort(ranges);
     for (size_t i = 1; i < ranges.size(); ++i) EXPECT_LE(ranges[i - 1].second, ranges[i].first);
@@ -349,7 +359,7 @@ TEST(KvCache, LayersStoresAndSlotsDoNotOverlap) {  // R133
 TEST(KvCache, RefusesWhatItCannotHold) {
   const auto error_of = [](const ModelConfig& config, IndexFormat format,
                            const KvCacheLimits& limits) {
-    const auto cache = KvCache::Create(config, KvFormat::kF32, format, limits);
+    const auto cache = Create(config, KvFormat::kF32, format, limits);
     return cache ? std::string() : cache.error().message;
   };
   ModelConfig config = SmallConfig();
@@ -413,7 +423,7 @@ class MarkedSequence {
     };
     if (p > next - 128) {
       for (const int64_t layer : {0, 1, 2, 3}) {
-        body(Row(cache_->memory().WindowRows(sequence_.pages(), layer), p),
+        body(Row(RowsOf(*cache_).WindowRows(sequence_.pages(), layer), p),
              mark(static_cast<uint32_t>(layer)));
       }
     }
@@ -421,9 +431,9 @@ class MarkedSequence {
       const int64_t rate = layer == 2 ? 128 : 4;
       const auto store = static_cast<uint32_t>(10 * layer);
       if ((p + 1) % rate == 0) {
-        body(Row(cache_->memory().CompressedRows(sequence_.pages(), layer), p / rate), mark(store));
+        body(Row(RowsOf(*cache_).CompressedRows(sequence_.pages(), layer), p / rate), mark(store));
         if (rate == 4)
-          body(Row(cache_->memory().IndexRows(sequence_.pages(), layer), p / 4), mark(store + 1));
+          body(Row(RowsOf(*cache_).IndexRows(sequence_.pages(), layer), p / 4), mark(store + 1));
       }
       // What the next entry still needs of the rings: the unfinished group, with overlap also the
       // group before it.
@@ -431,11 +441,11 @@ class MarkedSequence {
       if (p < needed) continue;
       const int64_t channels = rate == 4 ? 4 : 2;
       body(reinterpret_cast<uint32_t*>(
-               cache_->memory().AttentionRing(sequence_.pages(), layer).slot(p, channels)),
+               RowsOf(*cache_).AttentionRing(sequence_.pages(), layer).slot(p, channels)),
            mark(store + 2));
       if (rate == 4) {
         body(reinterpret_cast<uint32_t*>(
-                 cache_->memory().IndexerRing(sequence_.pages(), layer).slot(p, channels)),
+                 RowsOf(*cache_).IndexerRing(sequence_.pages(), layer).slot(p, channels)),
              mark(store + 3));
       }
     }
@@ -507,7 +517,7 @@ TEST(KvCache, AThousandRandomLivesLeaveNoTraceAndNeverMixRows) {  // MDL-08
         std::vector<PageCopy> copies;
         auto fork = cache->pages().Fork(one.sequence(), copies);
         ASSERT_EQ(copies.empty(), !fork.has_value());
-        for (const PageCopy& copy : copies) cache->memory().Copy(copy);
+        for (const PageCopy& copy : copies) ASSERT_TRUE(cache->memory().Copy(copy));
         if (fork) {
           alive.emplace_back(*cache, *std::move(fork), one.hashes());
           ++forked;

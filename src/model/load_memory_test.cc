@@ -97,14 +97,14 @@ TEST(LoadMemory, IsWhatWasPlannedThroughTheLargestStep) {
                  const auto loaded = Transformer::Load(directory.path(), options, Context(pool));
                  if (!loaded) return loaded.error().message;
                  Transformer& transformer = **loaded;
-                 const int64_t arena = transformer.arena_bytes();
+                 const int64_t arena = transformer.workspace_bytes();
                  const auto cache = transformer.NewCache({.context_tokens = 256});
                  Sequence sequence = *(*cache)->NewSequence();
                  const std::vector<int32_t> tokens(256, 1);
                  const BatchItem item{&sequence, tokens, LogitsWanted::kAll};
                  const auto logits = transformer.Forward(**cache, {&item, 1});
                  if (!logits) return logits.error().message;
-                 return transformer.arena_bytes() == arena ? "" : "the arena has grown";
+                 return transformer.workspace_bytes() == arena ? "" : "the arena has grown";
                });
 }
 
@@ -117,7 +117,7 @@ TEST(LoadMemory, KeepsWhatAStepOfAnyModelTakes) {
     const auto loaded = Transformer::Load(directory, options, Context(pool));
     ASSERT_TRUE(loaded) << loaded.error().message;
     Transformer& transformer = **loaded;
-    const int64_t arena = transformer.arena_bytes();
+    const int64_t arena = transformer.workspace_bytes();
     const auto cache = transformer.NewCache({.context_tokens = 1500});
     Sequence sequence = *(*cache)->NewSequence();
     const std::vector<int32_t> tokens(300, 7);
@@ -125,7 +125,7 @@ TEST(LoadMemory, KeepsWhatAStepOfAnyModelTakes) {
       const BatchItem item{&sequence, tokens, LogitsWanted::kAll};
       ASSERT_TRUE(transformer.Forward(**cache, {&item, 1}));
     }
-    EXPECT_EQ(transformer.arena_bytes(), arena);
+    EXPECT_EQ(transformer.workspace_bytes(), arena);
   }
 }
 #endif

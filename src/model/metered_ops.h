@@ -59,7 +59,7 @@ class OperationMeter {
 class MeteredOps : public ModelOps {
  public:
   // For one step; all must outlive it.
-  MeteredOps(ModelOps& ops, const KvMemory& cache, std::span<const PlacedItem> batch,
+  MeteredOps(ModelOps& ops, const KvLayout& cache, std::span<const PlacedItem> batch,
              OperationMeter& meter)
       : ops_(ops), work_(meter.sizes_, cache, batch), meter_(meter) {}
 

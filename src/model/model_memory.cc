@@ -6,6 +6,7 @@
 #include "checkpoint/inventory.h"
 #include "kernels/dispatch_plan/expert_placement.h"
 #include "kernels/packed_linear/packed_linear.h"
+#include "model/cpu/cpu_model.h"
 #include "tensor/scale_layout.h"
 
 namespace halfbyte {

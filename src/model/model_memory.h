@@ -5,7 +5,7 @@
 
 #include "base/memory_plan.h"
 #include "base/result.h"
-#include "model/transformer.h"
+#include "model/transformer_options.h"
 #include "model/weight_source.h"
 
 namespace halfbyte {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "model/batch_item.h"
-#include "model/kv_memory.h"
+#include "model/kv_layout.h"
 #include "model/program/model_ops.h"
 #include "model/weight_source.h"
 #include "tensor/weight_matrix.h"
@@ -56,7 +56,7 @@ class WeightSizes {
 class StepWork {
  public:
   // All must outlive it.
-  StepWork(WeightSizes& sizes, const KvMemory& cache, std::span<const PlacedItem> batch)
+  StepWork(WeightSizes& sizes, const KvLayout& cache, std::span<const PlacedItem> batch)
       : sizes_(sizes), cache_(cache), batch_(batch) {}
 
   OperationWork Embed(const ModuleKey& table, Rows streams);
@@ -75,7 +75,7 @@ class StepWork {
   void ForSequences(TokenSet tokens, const Body& body) const;
 
   WeightSizes& sizes_;
-  const KvMemory& cache_;
+  const KvLayout& cache_;
   const std::span<const PlacedItem> batch_;
 };
 

@@ -48,12 +48,12 @@ void FillRows(ThreadPool& pool, const Source& source, int64_t begin, int64_t end
 }  // namespace
 
 void FillCache(ThreadPool& pool, const ModelConfig& config, const SequencePages& pages,
-               uint64_t seed, KvMemory& memory) {
+               uint64_t seed, CpuKvMemory& memory) {
   const auto encode = [&](const float* row, std::byte* stored) {
-    EncodeKvRow(memory.kv_row(), row, stored);
+    EncodeKvRow(memory.layout().kv_row(), row, stored);
   };
   const auto encode_index = [&](const float* row, std::byte* stored) {
-    EncodeIndexRow(memory.index_row(), row, stored);
+    EncodeIndexRow(memory.layout().index_row(), row, stored);
   };
   for (int64_t l = 0; l < config.layer_count(); ++l) {
     const LayerConfig& layer = config.layers[static_cast<size_t>(l)];

@@ -6,7 +6,7 @@
 
 #include "base/thread_pool.h"
 #include "checkpoint/model_config.h"
-#include "model/kv_memory.h"
+#include "model/cpu/cpu_kv_memory.h"
 #include "paging/kv_pages.h"
 
 namespace halfbyte {
@@ -14,6 +14,6 @@ namespace halfbyte {
 // Random rows near 1 wherever a step after pages.position tokens looks: window rows, compressed
 // entries, index keys, rings. They depend on the seed, layer and position.
 void FillCache(ThreadPool& pool, const ModelConfig& config, const SequencePages& pages,
-               uint64_t seed, KvMemory& memory);
+               uint64_t seed, CpuKvMemory& memory);
 
 }  // namespace halfbyte

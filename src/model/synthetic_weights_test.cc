@@ -116,7 +116,8 @@ struct MadeUpModel {
         EXPECT_TRUE(cache->pages().Reserve(sequences.back(), 100));
         cache->pages().Advance(sequences.back(), 100);
       }
-      FillCache(pool, model->config(), sequences.back().pages(), 1, cache->memory());
+      FillCache(pool, model->config(), sequences.back().pages(), 1,
+                static_cast<CpuKvMemory&>(cache->memory()));
     }
   }
 

@@ -3,14 +3,11 @@
 #include <numeric>
 #include <utility>
 
+#include "base/progress.h"
 #include "model/checkpoint_weights.h"
-#include "model/model_memory.h"
+#include "model/cuda/cuda_model.h"
 
 namespace halfbyte {
-
-Transformer::Transformer(std::unique_ptr<const WeightSource> source,
-                         const TransformerOptions& options, const Context& context)
-    : source_(std::move(source)), options_(options), context_(context), rope_(config()) {}
 
 Result<std::unique_ptr<Transformer>> Transformer::Load(const std::filesystem::path& directory,
                                                        const TransformerOptions& options,
@@ -28,69 +25,33 @@ Result<std::unique_ptr<Transformer>> Transformer::Load(ModelCheckpoint checkpoin
 Result<std::unique_ptr<Transformer>> Transformer::Load(std::unique_ptr<const WeightSource> source,
                                                        const TransformerOptions& options,
                                                        const Context& context) {
-  std::unique_ptr<Transformer> model(new Transformer(std::move(source), options, context));
-  HB_RETURN_IF_ERROR(model->LoadWeights());
+  std::unique_ptr<Transformer> model(new Transformer(std::move(source), options));
+  HB_RETURN_IF_ERROR(model->LoadWeights(context));
   return model;
 }
 
-Result<ExpertPlacement> PlaceExperts(const ModelConfig& config, const TransformerOptions& options) {
-  const auto experts = static_cast<int32_t>(config.routed_experts);
-  if (options.communicator == nullptr) return ExpertPlacement::Single(experts);
-  const int32_t ranks = options.communicator->size();
-  const int32_t rank = options.communicator->rank();
-  const std::vector<int32_t>& owners = options.expert_owners;
-  if (owners.empty()) return ExpertPlacement::Balanced(experts, ranks, rank);
-  if (std::ssize(owners) != experts) {
-    return MakeError("a placement of {} experts for a model with {}", owners.size(), experts);
-  }
-  return ExpertPlacement::Table(owners, ranks, rank);
-}
-
-bool PacksWeights(const TransformerOptions& options) {
-  // fp32 activations and the judge are served from the stored bytes.
-  return options.math == MathMode::kDefault && options.arithmetic != Arithmetic::kRef;
-}
-
-Result<KvMemory> NewKvMemory(const ModelConfig& config, MathMode math, const KvPoolSizes& sizes) {
-  const bool exact = math == MathMode::kFp32;
-  return KvMemory::Create(config, exact ? KvFormat::kF32 : KvFormat::kFp8,
-                          exact ? IndexFormat::kF32 : IndexFormat::kMxfp4, sizes);
-}
-
-Status Transformer::LoadWeights() {
+Status Transformer::LoadWeights(const Context& context) {
   const std::vector<int64_t> layer_bytes = source_->LayerBytes();
   Progress progress("load weights", std::reduce(layer_bytes.begin(), layer_bytes.end()), "B",
                     options_.on_load);
-  HB_ASSIGN_OR_RETURN(const ExpertPlacement placement, PlaceExperts(config(), options_));
-  const CpuWeightOptions kept{
-      .packed = PacksWeights(options_),
-      .experts = {.arithmetic = options_.arithmetic,
-                  .round_activations = RoundingOf(options_.math) == Rounding::kBf16,
-                  .activation_scales = options_.activation_scales}};
   const auto advance = [&](int64_t layer) {
     progress.Advance(layer < 0 ? layer_bytes.back() : layer_bytes[static_cast<size_t>(layer)]);
   };
-  HB_ASSIGN_OR_RETURN(weights_,
-                      CpuWeights::Load(*source_, kept, placement, context_.pool(), advance));
-  const MoeLimits limits = MoeBlock::Limits(config(), options_.batch_tokens);
-  if (placement.ranks() > 1) expert_exchange_.emplace(*options_.communicator, limits);
-  moe_workspace_.emplace(limits);
-  ops_.emplace(context_, config(), rope_, *weights_, *moe_workspace_,
-               expert_exchange_ ? &*expert_exchange_ : nullptr, options_.reference_tokens);
-  ops_->Reserve(StepArenaBytes(config(), options_.batch_tokens));
-  logits_.Reserve(options_.logit_rows * config().vocab_size * int64_t{sizeof(float)});
+  if (options_.gpu) {
+    HB_ASSIGN_OR_RETURN(device_, LoadCudaModel(*source_, options_, context, advance));
+    return {};
+  }
+  HB_ASSIGN_OR_RETURN(auto model, CpuModel::Load(*source_, options_, context, advance));
+  cpu_ = model.get();
+  device_ = std::move(model);
   return {};
 }
 
 Result<std::unique_ptr<KvCache>> Transformer::NewCache(KvCacheLimits limits) const {
   limits.batch_tokens = options_.batch_tokens;
-  const bool exact = options_.math == MathMode::kFp32;
-  return KvCache::Create(config(), exact ? KvFormat::kF32 : KvFormat::kFp8,
-                         exact ? IndexFormat::kF32 : IndexFormat::kMxfp4, limits);
-}
-
-Result<KvMemory> Transformer::NewMemory(const KvPoolSizes& sizes) const {
-  return NewKvMemory(config(), options_.math, sizes);
+  const KvPoolSizes sizes = limits.Pools(config().sliding_window);
+  HB_ASSIGN_OR_RETURN(auto memory, NewMemory(sizes));
+  return std::make_unique<KvCache>(std::move(memory), sizes, config().sliding_window);
 }
 
 Status Transformer::CheckBatch(std::span<const PlacedItem> batch) const {
@@ -139,23 +100,7 @@ Result<MatrixView<const float>> Transformer::Forward(KvMemory& memory,
                                                      std::span<const PlacedItem> batch,
                                                      LayerObserver* observer) {
   HB_RETURN_IF_ERROR(CheckBatch(batch));
-  const StepTables tables(batch, rope_);
-  const StepShape step = tables.shape();
-  logits_.Reset();
-  const MatrixView<float> logits =
-      logits_.Matrix(step.count(TokenSet::kWanted), config().vocab_size);
-  ops_->Begin(tables, memory, logits);
-  const ProgramOptions program{
-      .rounding = RoundingOf(options_.math),
-      .whole_last_layer = weights_->moe(config().layer_count() - 1).routed().observed(),
-      .observer = observer};
-  if (meter_ == nullptr) {
-    HB_RETURN_IF_ERROR(RunDeepseekV4(config(), program, step, *ops_));
-  } else {
-    MeteredOps metered(*ops_, memory, batch, *meter_);
-    HB_RETURN_IF_ERROR(RunDeepseekV4(config(), program, step, metered));
-  }
-  return logits;
+  return device_->Run(memory, batch, {.observer = observer, .meter = meter_});
 }
 
 }  // namespace halfbyte

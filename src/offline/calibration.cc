@@ -12,7 +12,7 @@ namespace {
 // One recorder at each layer, for as long as this lives.
 class Recorders {
  public:
-  Recorders(Transformer& model, const std::vector<StageScales>& checkpoint) : model_(model) {
+  Recorders(CpuModel& model, const std::vector<StageScales>& checkpoint) : model_(model) {
     for (size_t l = 0; l < checkpoint.size(); ++l) {
       MoeLayer& layer = model.moe(static_cast<int64_t>(l)).routed();
       recorders_.push_back(std::make_unique<ActivationRecorder>(layer, checkpoint[l]));
@@ -34,7 +34,7 @@ class Recorders {
   }
 
  private:
-  Transformer& model_;
+  CpuModel& model_;
   std::vector<std::unique_ptr<ActivationRecorder>> recorders_;
 };
 
@@ -83,15 +83,18 @@ Status RunSequence(Transformer& model, std::span<const int32_t> tokens,
 Result<ActivationMeasurement> MeasureActivations(
     Transformer& model, std::span<const std::vector<int32_t>> sequences, int headroom,
     const std::function<void(int64_t tokens)>& progress) {
+  if (model.cpu() == nullptr) {
+    return MakeError("activations are measured on the CPU: load the model there");
+  }
   HB_CHECK(model.options().arithmetic != Arithmetic::kW4a4, "activations are quantized already");
   ActivationMeasurement result{.shape = MoeShapeOf(model.config()), .headroom = headroom};
   const ActivationScalePolicy policy{.headroom = headroom};
   for (int64_t l = 0; l < result.shape.layers; ++l) {
     HB_ASSIGN_OR_RETURN(const StageScales scales,
-                        policy.Resolve(l, result.shape, model.moe(l).input_scales()));
+                        policy.Resolve(l, result.shape, model.cpu()->moe(l).input_scales()));
     result.checkpoint.push_back(scales);
   }
-  const Recorders recorders(model, result.checkpoint);
+  const Recorders recorders(*model.cpu(), result.checkpoint);
   for (const std::vector<int32_t>& tokens : sequences) {
     if (tokens.empty()) continue;
     HB_RETURN_IF_ERROR(RunSequence(model, tokens, progress));

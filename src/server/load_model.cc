@@ -124,7 +124,7 @@ Result<ModelExecutorOptions> PlanMemory(const ServedModelOptions& options,
                                       .snapshots = options.prefix_cache_snapshots};
   HB_ASSIGN_OR_RETURN(const ExecutorLimits limits,
                       PlanExecutor(config, options.transformer, executor));
-  HB_ASSIGN_OR_RETURN(const KvMemory units, NewKvMemory(config, options.transformer.math, {}));
+  HB_ASSIGN_OR_RETURN(const KvLayout units, KvLayout::Create(config, options.transformer.math));
   plan.Add("KV cache", options.kv_cache_bytes.value_or(units.BytesOf(limits.pools)));
   HB_RETURN_IF_ERROR(
       plan.Check(available, subject, "give a smaller --kv-cache-memory-bytes or --max-model-len"));

@@ -37,7 +37,7 @@ MatrixView<T> CpuOps::View(Rows rows) const {
           rows.columns};
 }
 
-void CpuOps::Begin(const StepTables& tables, const KvMemory& cache, MatrixView<float> logits) {
+void CpuOps::Begin(const StepTables& tables, const CpuKvMemory& cache, MatrixView<float> logits) {
   arena_.Reset();
   tables_ = &tables;
   cache_ = &cache;
@@ -124,14 +124,14 @@ void CpuOps::Store(const CacheRows& rows) {
   StoreWindow(rows);
   const int64_t layer = rows.attention.layer;
   if (rows.entries) {
-    StoreCompressed(rows.attention, *rows.entries, rows.rounding, cache_->kv_row(),
+    StoreCompressed(rows.attention, *rows.entries, rows.rounding, cache_->layout().kv_row(),
                     [&](const SequencePages& pages, CompressorSequence& s) {
                       s.ring = cache_->AttentionRing(pages, layer);
                       s.entries = cache_->CompressedRows(pages, layer);
                     });
   }
   if (rows.index) {
-    StoreCompressed(rows.attention, *rows.index, rows.rounding, cache_->index_row(),
+    StoreCompressed(rows.attention, *rows.index, rows.rounding, cache_->layout().index_row(),
                     [&](const SequencePages& pages, CompressorSequence& s) {
                       s.ring = cache_->IndexerRing(pages, layer);
                       s.entries = cache_->IndexRows(pages, layer);
@@ -154,8 +154,8 @@ void CpuOps::StoreWindow(const CacheRows& rows) {
     const MatrixView<float> window = all_windows.Rows(first, count);
     RmsNorm(context_, window, window_norm, norm_eps(), rows.rounding, window);
     ApplyRope(context_, angles, /*heads=*/1, /*inverse=*/false, rows.rounding, window, first);
-    StoreKvRows(context_, cache_->kv_row(), Within<WindowSequence>(sequences, first, count),
-                all_windows);
+    StoreKvRows(context_, cache_->layout().kv_row(),
+                Within<WindowSequence>(sequences, first, count), all_windows);
   });
 }
 
@@ -183,7 +183,7 @@ void CpuOps::Select(const Selection& selection) {
   const MatrixView<float> queries = View(selection.queries), weights = View(selection.weights);
   ApplyRope(context_, step.angles(selection.attention.kind), config_.index_heads,
             /*inverse=*/false, selection.rounding, queries);
-  RoundIndexQueries(context_, cache_->index_row(), queries);
+  RoundIndexQueries(context_, cache_->layout().index_row(), queries);
   const double factor =
       1.0 / std::sqrt(static_cast<double>(config_.index_head_dim * config_.index_heads));
   ScaleRows(context_, static_cast<float>(factor), Rounding::kNone, weights);
@@ -195,7 +195,7 @@ void CpuOps::Select(const Selection& selection) {
                 {.heads = config_.index_heads,
                  .rate = selection.attention.rate,
                  .top_k = config_.index_topk,
-                 .row = cache_->index_row(),
+                 .row = cache_->layout().index_row(),
                  .reference_entries = reference_tokens_ / selection.attention.rate},
                 sequences, queries, weights, View<int32_t>(selection.selected),
                 View<int32_t>(selection.count).data);
@@ -209,7 +209,7 @@ void CpuOps::Attend(const Attention& attention) {
   const AttentionShape shape{.heads = heads,
                              .window = config_.sliding_window,
                              .rate = attention.attention.rate,
-                             .row = cache_->kv_row(),
+                             .row = cache_->layout().kv_row(),
                              .sinks = weights_.vector(attention.sinks)};
   EntrySelection selection;
   if (attention.selection) {

@@ -13,9 +13,9 @@
 #include "kernels/attention/attention.h"
 #include "kernels/compressor/compressor.h"
 #include "kernels/indexer/indexer.h"
+#include "model/cpu/cpu_kv_memory.h"
 #include "model/cpu/cpu_weights.h"
 #include "model/cpu/step_tables.h"
-#include "model/kv_memory.h"
 #include "model/program/model_ops.h"
 #include "moe/expert_exchange.h"
 #include "moe/moe_workspace.h"
@@ -44,7 +44,7 @@ class CpuOps : public ModelOps {
   int64_t arena_bytes() const { return arena_.capacity_bytes(); }
 
   // Must be called before a step; all must outlive it. logits: a row for each wanted token.
-  void Begin(const StepTables& tables, const KvMemory& cache, MatrixView<float> logits);
+  void Begin(const StepTables& tables, const CpuKvMemory& cache, MatrixView<float> logits);
 
   Rows Take(RowsName name, TokenSet tokens, int64_t columns) override;
   void Embed(const ModuleKey& table, Rows streams, Rounding rounding) override;
@@ -93,7 +93,7 @@ class CpuOps : public ModelOps {
 
   // Of the step.
   const StepTables* tables_ = nullptr;
-  const KvMemory* cache_ = nullptr;
+  const CpuKvMemory* cache_ = nullptr;
   MatrixView<float> logits_;
   std::array<void*, kRowsNames> data_ = {};
   MatrixView<float> post_, comb_, mix_;  // of CrossBoundary: what the way into the streams needs
