@@ -191,6 +191,14 @@ __global__ void __launch_bounds__(32 * kWarps)
     atomicAdd(&arguments.counters->rows,
               static_cast<unsigned long long>(left < blockDim.x / 32 ? left : blockDim.x / 32));
   }
+  float* weights = arguments.topk_weights + token * params.top_k;
+  if (arguments.positions != nullptr && arguments.positions[token] < 0) {
+    for (int64_t j = lane; j < params.top_k; j += 32) {
+      arguments.topk_ids[token * params.top_k + j] = -1;
+      weights[j] = 0;
+    }
+    return;
+  }
   float* own = memory + warp * words;
   auto* keys = reinterpret_cast<uint32_t*>(own + params.experts);
   const Shared shared{own, keys, keys + params.experts,
@@ -208,7 +216,6 @@ __global__ void __launch_bounds__(32 * kWarps)
     }
   }
   __syncwarp();
-  float* weights = arguments.topk_weights + token * params.top_k;
   for (int64_t j = lane; j < params.top_k; j += 32) {
     arguments.topk_ids[token * params.top_k + j] = shared.ids[j];
     if (!known) weights[j] = 0;

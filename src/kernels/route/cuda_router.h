@@ -28,6 +28,8 @@ struct RouterCallArguments {
   const int32_t* table = nullptr;      // [table_rows, top_k]
   const int32_t* token_ids = nullptr;  // [tokens]
   int64_t table_rows = 0;
+  // Tokens at -1 are padding (device_step.h): ids of -1, weights of 0; null: there are none.
+  const int32_t* positions = nullptr;      // [tokens]
   int32_t* topk_ids = nullptr;             // out, [tokens, top_k]
   float* topk_weights = nullptr;           // out, [tokens, top_k]
   CudaRouterCounters* counters = nullptr;  // added to; or null

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "device/cuda/gpu_test.h"
@@ -134,6 +135,34 @@ TEST_F(RouterCuda, TablesGiveTheIdsAndLogitsTheWeights) {  // R116
   for (int i = 0; i < 1000 * 6; ++i) input.table.push_back(static_cast<int32_t>(random() % 128));
   for (int t = 0; t < 200; ++t) input.token_ids.push_back(static_cast<int32_t>(random() % 1000));
   Compare(params, 200, input);
+}
+
+TEST_F(RouterCuda, PaddingChoosesNobodyAndChangesNoOtherToken) {
+  const RouterParams params{.experts = 64, .top_k = 4};
+  const RouterInput input = Random(params, 9, true, 11);
+  const DeviceArray<float> logits(input.logits), bias(input.bias);
+  const auto route = [&](const std::vector<int32_t>* positions) {
+    DeviceArray<int32_t> ids(9 * 4);
+    DeviceArray<float> weights(9 * 4);
+    const DeviceArray<int32_t> at(positions != nullptr ? *positions : std::vector<int32_t>(9));
+    EXPECT_TRUE(Finish(LaunchRouter(params,
+                                    {.logits = logits.data(),
+                                     .tokens = 9,
+                                     .bias = bias.data(),
+                                     .positions = positions != nullptr ? at.data() : nullptr,
+                                     .topk_ids = ids.data(),
+                                     .topk_weights = weights.data()},
+                                    stream.get())));
+    return std::pair(ids.Read(), weights.Read());
+  };
+  const std::vector<int32_t> positions{5, -1, 0, 7, -1, -1, 3, 2, -1};
+  const auto [all_ids, all_weights] = route(nullptr);
+  const auto [ids, weights] = route(&positions);
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const bool padding = positions[i / 4] < 0;
+    EXPECT_EQ(ids[i], padding ? -1 : all_ids[i]) << i;
+    EXPECT_EQ(weights[i], padding ? 0 : all_weights[i]) << i;
+  }
 }
 
 TEST_F(RouterCuda, RefusesParametersThatTheCpuRefuses) {
