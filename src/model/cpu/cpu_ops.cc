@@ -27,8 +27,8 @@ int64_t StepArenaBytes(const ModelConfig& c, int64_t tokens) {
   }
   const int64_t inside = std::max(operand, c.hidden_size * int64_t{sizeof(float)});
   // Every piece begins at a multiple of 64 bytes; there are some thirty.
-  return (program.most_live_elements() + tokens * boundary) * int64_t{sizeof(float)} +
-         tokens * inside + 32 * 64;
+  return program.most_live_bytes() + tokens * boundary * int64_t{sizeof(float)} + tokens * inside +
+         32 * 64;
 }
 
 template <class T>

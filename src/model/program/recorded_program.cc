@@ -33,7 +33,7 @@ std::string Text(std::string_view name, const Compression& compression) {
 }  // namespace
 
 Rows RecordedProgram::Take(RowsName name, TokenSet tokens, int64_t columns) {
-  live_ += step_.count(tokens) * columns;
+  live_ += step_.count(tokens) * columns * (element_bytes_ != nullptr ? element_bytes_(name) : 4);
   most_live_ = std::max(most_live_, live_);
   return {name, tokens, columns};
 }

@@ -13,12 +13,15 @@ namespace halfbyte {
 
 class RecordedProgram : public ModelOps {
  public:
-  explicit RecordedProgram(const StepShape& step) : step_(step) {}
+  // element_bytes: what an element of such rows takes on some device; null: 4.
+  using ElementBytes = int64_t (*)(RowsName name);
+  explicit RecordedProgram(const StepShape& step, ElementBytes element_bytes = nullptr)
+      : step_(step), element_bytes_(element_bytes) {}
 
   // "project input[all,256]: layer 0 wkv -> window[all,128] bf16, ..."
   const std::vector<std::string>& operations() const { return operations_; }
-  // Elements of all rows that are live at once, at most.
-  int64_t most_live_elements() const { return most_live_; }
+  // Bytes of all rows that are live at once, at most.
+  int64_t most_live_bytes() const { return most_live_; }
 
   Rows Take(RowsName name, TokenSet tokens, int64_t columns) override;
   void Embed(const ModuleKey& table, Rows streams, Rounding rounding) override;
@@ -43,8 +46,9 @@ class RecordedProgram : public ModelOps {
   }
 
   const StepShape step_;
+  const ElementBytes element_bytes_;
   std::vector<std::string> operations_;
-  std::vector<int64_t> outer_;  // live elements outside of each open scope
+  std::vector<int64_t> outer_;  // live bytes outside of each open scope
   int64_t live_ = 0;
   int64_t most_live_ = 0;
 };

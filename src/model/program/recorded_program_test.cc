@@ -82,7 +82,9 @@ TEST(DeepseekV4, RoundsNothingInFp32) {
 }
 
 TEST(RecordedProgram, CountsRowsThatAreLiveTogether) {
-  RecordedProgram program({.tokens = {5, 1}});
+  RecordedProgram program({.tokens = {5, 1}}, [](RowsName name) -> int64_t {
+    return name == RowsName::kQueries ? 2 : 4;
+  });
   {
     const RowsScope all(program);
     program.Take(RowsName::kStreams, TokenSet::kAll, 10);
@@ -92,7 +94,7 @@ TEST(RecordedProgram, CountsRowsThatAreLiveTogether) {
     }
   }
   program.Take(RowsName::kInput, TokenSet::kAll, 1);
-  EXPECT_EQ(program.most_live_elements(), 5 * 10 + 7);
+  EXPECT_EQ(program.most_live_bytes(), 4 * 5 * 10 + 2 * 7);
 }
 
 }  // namespace
