@@ -30,7 +30,7 @@ struct SelectArguments {
   int64_t heads = 0;  // 1 .. 64
   int64_t dim = 0;    // 64 or 128
   int64_t rate = 4;
-  int64_t top_k = 0;        // 1 .. kMaxSelectTopK
+  int64_t top_k = 0;        // >= 1
   int64_t max_entries = 0;  // no token sees more; bounds grids and scratch
   DeviceRows keys;          // index rows in the sequences' context blocks
 
@@ -39,12 +39,11 @@ struct SelectArguments {
   std::byte* scratch = nullptr;  // SelectScratchBytes, 256-byte aligned; no content to keep
 };
 
-inline constexpr int64_t kMaxSelectTopK = 8192;
-
 // Bounded: long prompts are scored some tokens at a time (at most 64 MiB of scores, or one token).
 int64_t SelectScratchBytes(int64_t tokens, int64_t heads, int64_t max_entries);
 
-// Error cudaErrorInvalidValue: heads, dim or top_k out of range, more rotated numbers than dim.
+// Error cudaErrorInvalidValue: heads, dim, rate or top_k out of range, more rotated numbers than
+// dim.
 cudaError_t LaunchSelect(const SelectArguments& arguments, cudaStream_t stream);
 
 }  // namespace halfbyte

@@ -1,21 +1,13 @@
 #include "kernels/indexer/top_k.h"
 
-#include <bit>
-#include <cmath>
 #include <cstring>
-#include <limits>
+
+#include "kernels/indexer/ordered_score.h"
 
 namespace halfbyte {
 namespace {
 
 constexpr int kDigitBits = 11;
-
-// Integers in the order of the scores. -0 equals 0.
-uint32_t OrderedBits(float score) {
-  constexpr float kLast = -std::numeric_limits<float>::infinity();
-  const auto bits = std::bit_cast<uint32_t>((score != score ? kLast : score) + 0.0f);
-  return bits ^ (static_cast<uint32_t>(static_cast<int32_t>(bits) >> 31) | 0x80000000u);
-}
 
 // How many keys have each value of a digit. Four counters in turn: many keys in a row have the same
 // digit, and an addition waits for the one before.
@@ -68,12 +60,12 @@ uint32_t FindThreshold(uint32_t* keys, int64_t count, int64_t& keep) {
 
 void TopK(std::span<const float> scores, int64_t keep, uint32_t* scratch, int32_t* ids) {
   const int64_t count = std::ssize(scores);
-  for (int64_t i = 0; i < count; ++i) scratch[i] = OrderedBits(scores[static_cast<size_t>(i)]);
+  for (int64_t i = 0; i < count; ++i) scratch[i] = OrderedScore(scores[static_cast<size_t>(i)]);
   int64_t equal_wanted = keep;
   const uint32_t threshold = FindThreshold(scratch, count, equal_wanted);
   int64_t kept = 0;
   for (int32_t i = 0; kept < keep; ++i) {
-    const uint32_t key = OrderedBits(scores[static_cast<size_t>(i)]);
+    const uint32_t key = OrderedScore(scores[static_cast<size_t>(i)]);
     const int64_t equal = key == threshold && equal_wanted > 0 ? 1 : 0;
     ids[kept] = i;
     kept += equal + (key > threshold ? 1 : 0);
