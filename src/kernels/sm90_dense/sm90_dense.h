@@ -20,20 +20,17 @@
 #include <cstdint>
 #include <span>
 
+#include "kernels/sm90_dense/dense_layout.h"
+#include "kernels/sm90_dense/dense_work.h"
 #include "numerics/bf16.h"
 
 namespace halfbyte::sm90 {
 
-enum class DenseFormat : uint8_t {
-  kFp8,  // E4M3 with a scale for each 128 x 128 of a group: a power of two, 2^-117 .. 2^7
-  kBf16,
-  kF32,
-};
-
 // A packed weight; the memory is its owner's. Copies are free.
 struct DenseWeight {
   DenseFormat format = DenseFormat::kBf16;
-  int64_t rows = 0;                   // of all groups: a multiple of groups
+  int64_t rows = 0;                   // of all groups; of one: a multiple of 8 (kFp8 with several
+                                      // groups: of 64)
   int64_t columns = 0;                // that a row meets: a multiple of 64
   int64_t groups = 1;                 // x has groups * columns columns
   const std::byte* packed = nullptr;  // PackedBytes of device memory, 128-byte aligned
@@ -73,12 +70,10 @@ struct DenseProduct {
   DenseOutput output = DenseOutput::kBf16;
 };
 
-// In one launch; all with the same groups and columns.
-inline constexpr int64_t kMaxDenseProducts = 8;
-
 struct DenseArguments {
   const Bf16* x = nullptr;  // [tokens, groups * columns], 16-byte aligned
   int64_t tokens = 0;       // 0: nothing to do
+  // At most kMaxDenseProducts, all with the same groups and columns.
   std::span<const DenseProduct> products;
   std::byte* scratch = nullptr;  // DenseScratchBytes, 128-byte aligned
 };

@@ -5,13 +5,9 @@
 
 #include <cstdint>
 
-namespace halfbyte::sm90 {
+#include "kernels/sm90/sm90_ptx.cuh"
 
-__device__ __forceinline__ uint32_t MultiplyBf16Pair(uint32_t a, uint32_t b) {
-  uint32_t out;
-  asm("mul.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
-  return out;
-}
+namespace halfbyte::sm90 {
 
 // scale * 2^119, twice: the byte becomes exponent and mantissa of a bf16 number.
 __device__ __forceinline__ uint32_t ScalePair(uint32_t word, int byte) {

@@ -6,8 +6,8 @@
 #include <cuda_bf16.h>
 
 #include "kernels/quantize_nvfp4/quantize_nvfp4_device.cuh"
+#include "kernels/sm90/sm90_ptx.cuh"
 #include "kernels/sm90_moe/sm90_gemm.h"
-#include "kernels/sm90_moe/sm90_ptx.cuh"
 
 namespace halfbyte::sm90 {
 

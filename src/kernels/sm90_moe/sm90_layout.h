@@ -26,22 +26,19 @@
 #include <cstdint>
 
 #include "kernels/dispatch_plan/token_tiles.h"
+#include "kernels/sm90/sm90_shapes.h"
 #include "numerics/host_device.h"
 
 namespace halfbyte::sm90 {
 
-inline constexpr int64_t kStripRows = 64;
 inline constexpr int64_t kBlockK = 512;
-inline constexpr int64_t kGroupK = 64;
 inline constexpr int64_t kBlockGroups = kBlockK / kGroupK;
 inline constexpr int64_t kBlockThreads = 128;
 inline constexpr int64_t kCodeBytes = kStripRows * kBlockK / 2;
 inline constexpr int64_t kScaleBytes = kStripRows * kBlockK / 16;
 inline constexpr int64_t kBlockBytes = kCodeBytes + kScaleBytes;
 inline constexpr int64_t kAtomRows = kTileStep;
-inline constexpr int64_t kAtomBytes = 1024;
 
-HB_HD constexpr int64_t CeilDiv(int64_t x, int64_t y) { return (x + y - 1) / y; }
 HB_HD constexpr int64_t PaddedK(int64_t k) { return CeilDiv(k, kBlockK) * kBlockK; }
 
 // Column 16 t + 4 s + i of a group of 64 (t, s, i in 0..3) stands at 16 s + 2 t + {0, 1, 8, 9}[i]:

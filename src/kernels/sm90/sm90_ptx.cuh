@@ -48,6 +48,15 @@ __device__ __forceinline__ void BulkLoad(uint32_t to, const void* from, uint32_t
       "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
 }
+// A box of a matrix that `map` describes (cuTensorMapEncodeTiled), from these coordinates on.
+__device__ __forceinline__ void TensorLoad(uint32_t to, const void* map, int x0, int x1, int x2,
+                                           int x3, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
+      "l"(map), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(barrier)
+      : "memory");
+}
 // For what nobody reads again: weights give way in the L2 cache to everything else.
 __device__ __forceinline__ uint64_t EvictFirst() {
   uint64_t policy;
@@ -79,6 +88,12 @@ __device__ __forceinline__ void GlobalProxyFence() {
 // A number that all lanes of the warp have, told so that the compiler sees it: what follows from it
 // is computed once per warp, in uniform registers.
 __device__ __forceinline__ int Uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
+
+__device__ __forceinline__ uint32_t MultiplyBf16Pair(uint32_t a, uint32_t b) {
+  uint32_t out;
+  asm("mul.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
+  return out;
+}
 
 // 2^x and 1 / x, within two units of fp32; NaN stays NaN.
 __device__ __forceinline__ float FastExp2(float x) {
@@ -160,7 +175,7 @@ template <int kPending>
 __device__ __forceinline__ void WgmmaWait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
-// Atoms of 8 rows x 128 bytes with exchanged pieces (sm90_layout.h), one after the other.
+// Atoms of 8 rows x 128 bytes with exchanged pieces (sm90_shapes.h), one after the other.
 __device__ __forceinline__ uint64_t WgmmaDescriptor(uint32_t address) {
   return uint64_t{(address & 0x3ffffu) >> 4} | uint64_t{1} << 16 | uint64_t{1024 >> 4} << 32 |
          uint64_t{1} << 62;
