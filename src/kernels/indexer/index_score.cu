@@ -7,7 +7,7 @@
 #include "kernels/indexer/index_score_cuda.h"
 #include "kernels/indexer/index_wgmma.cuh"
 #include "kernels/indexer/ordered_score.h"
-#include "kernels/sm90_moe/sm90_ptx.cuh"
+#include "kernels/sm90/sm90_ptx.cuh"
 
 namespace halfbyte {
 namespace {
