@@ -1,6 +1,7 @@
 // What kernels of a GPU look up in a step: tokens, the sequences they belong to, and where rows of
 // the KV cache lie. Plain pointers to device memory, filled once per step (model/cuda/), so that a
-// captured graph finds other numbers in the same places.
+// captured graph finds other numbers in the same places. They are filled by copies in the stream
+// before the step's first kernel, so that kernels may read them before they wait for others.
 //
 // Padding: a token whose position is -1 belongs to nobody. Kernels write nothing for it outside of
 // its own activation rows, read no page for it, and whatever those rows hold changes no other row.

@@ -145,12 +145,21 @@ __global__ void __launch_bounds__(kFewThreads) ScoreOneToken(const IndexScoreArg
   __shared__ alignas(1024) std::byte memory[Packed::kBlockwiseBytes];
   const int64_t token = blockIdx.y;
   const int32_t visible = VisibleTo(arguments, token);
-  const int32_t* table = TableOf(
-      arguments.sequences, visible > 0 ? arguments.tokens.sequences[arguments.first + token] : 0);
-  LetNextStart();
-  WaitForPrevious();
   auto begin = static_cast<int32_t>(blockIdx.x) * kKeyTile;
-  if (visible <= arguments.skip || begin >= visible) return;
+  LetNextStart();
+  if (visible <= arguments.skip || begin >= visible) {
+    WaitForPrevious();
+    return;
+  }
+  const int32_t sequence = arguments.tokens.sequences[arguments.first + token];
+  const int32_t* table = TableOf(arguments.sequences, sequence);
+  // Entries of earlier steps are there already.
+  const int32_t stored =
+      arguments.sequences.first_positions[sequence] / static_cast<int32_t>(arguments.rate);
+  KeyTile<kDim> keys;
+  bool loaded = begin + kKeyTile <= stored;
+  if (loaded) keys.Load(arguments.keys, table, begin, visible);
+  WaitForPrevious();
   const std::byte* packed = arguments.packed + token * Packed::kBytes;
   const auto stage = [&](int from, int bytes) {
     for (int i = static_cast<int>(threadIdx.x); i < bytes / 16; i += kFewThreads) {
@@ -165,8 +174,8 @@ __global__ void __launch_bounds__(kFewThreads) ScoreOneToken(const IndexScoreArg
   const QueryInShared<kHeads> query{memory};
   uint32_t* row = arguments.scores + token * arguments.stride;
   for (; begin < visible; begin += static_cast<int32_t>(gridDim.x) * kKeyTile) {
-    KeyTile<kDim> keys;
-    keys.Load(arguments.keys, table, begin, visible);
+    if (!loaded) keys.Load(arguments.keys, table, begin, visible);
+    loaded = false;
     const bool joined = sm90::Uniform(__syncthreads_and(query_joins && keys.Joins() ? 1 : 0)) != 0;
     if (joined != joined_staged) {
       stage(joined ? Packed::kJoinedAt : 0,

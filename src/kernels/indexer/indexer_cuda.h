@@ -20,7 +20,7 @@ namespace halfbyte {
 
 struct SelectArguments {
   DeviceTokens tokens;        // positions, sequences
-  DeviceSequences sequences;  // context_blocks
+  DeviceSequences sequences;  // first_positions, context_blocks
   DeviceRope rope;            // of C4 layers; turns the last 2 * pairs numbers of a head
 
   const Bf16* queries = nullptr;   // [tokens, heads * dim], not yet rotated; stays

@@ -27,7 +27,7 @@ namespace {
 constexpr int64_t kHeads = 64, kDim = 128, kRate = 4, kTopK = 512, kPairs = 32;
 constexpr int64_t kRowsPerPage = 64, kPageBytes = kRowsPerPage * 68;
 constexpr int64_t kPages = 128 * 1024;
-constexpr int64_t kMostTokens = 8192, kMostContext = 128 * 1024;
+constexpr int64_t kMostTokens = 8192, kMostContext = 1024 * 1024;
 constexpr int64_t kOtherBytes = 256 << 20;
 
 template <class T>
@@ -76,9 +76,12 @@ DeviceBuffer RandomQueries() {
 DeviceBuffer RandomFloats(int64_t count) {
   std::mt19937 random(3);
   std::normal_distribution<float> normal;
-  std::vector<float> values(static_cast<size_t>(count));
-  for (float& value : values) value = normal(random);
-  return Upload(values);
+  std::vector<uint8_t> piece(4 << 20);
+  for (size_t i = 0; i < piece.size(); i += 4) {
+    const float value = normal(random);
+    std::memcpy(&piece[i], &value, 4);
+  }
+  return Repeated(piece, count * 4);
 }
 
 class Bench {
@@ -110,13 +113,17 @@ class Bench {
     for (int64_t i = 0; i < layers * sequences * pages; ++i) {
       table.push_back(ids[static_cast<size_t>(i % kPages)]);
     }
-    const DeviceBuffer at = Upload(positions), of = Upload(owners), blocks = Upload(table);
+    const std::vector<int32_t> begin(static_cast<size_t>(sequences),
+                                     static_cast<int32_t>(context - tokens));
+    const DeviceBuffer at = Upload(positions), of = Upload(owners), blocks = Upload(table),
+                       begins = Upload(begin);
     const DeviceBuffer scratch =
         Must(DeviceBuffer::Allocate(SelectScratchBytes(rows, kHeads, max_entries), "scratch"));
     const auto arguments = [&](int layer) {
       return SelectArguments{
           .tokens = {.count = rows, .positions = at.as<int32_t>(), .sequences = of.as<int32_t>()},
           .sequences = {.count = sequences,
+                        .first_positions = begins.as<int32_t>(),
                         .context_blocks = blocks.as<int32_t>() + layer * sequences * pages,
                         .context_stride = pages},
           .rope = {angles_.as<float>(), angles_.as<float>(), kPairs},
@@ -229,6 +236,7 @@ void RunAll() {
   }
   bench.Run(1, 1, 32 * 1024, 262144);  // in a graph that has room for more
   bench.Run(128, 1, 4096, 262144);
+  bench.Run(1, 1, 1024 * 1024, 262144);
   for (const int64_t context : {8 * 1024, 32 * 1024, 128 * 1024}) {
     bench.Run(1, kMostTokens, context, context / kRate);
   }

@@ -138,7 +138,8 @@ class OnDevice {
         cos_(1),
         sin_(1),
         pool_(1),
-        blocks_(1) {
+        blocks_(1),
+        first_positions_(b.pieces.size()) {
     RopeAngles angles;
     std::vector<int64_t> all(static_cast<size_t>(*std::ranges::max_element(b.positions) + 1));
     std::iota(all.begin(), all.end(), 0);
@@ -187,7 +188,13 @@ class OnDevice {
     blocks_ = DeviceArray<int32_t>(blocks);
     rows.pool = pool_.data();
     arguments.keys = rows;
+    std::vector<int32_t> first_positions;
+    for (const Piece& piece : b.pieces) {
+      first_positions.push_back(static_cast<int32_t>(piece.position));
+    }
+    first_positions_.Write(first_positions);
     arguments.sequences.count = sequences;
+    arguments.sequences.first_positions = first_positions_.data();
     arguments.sequences.context_blocks = blocks_.data();
     arguments.sequences.context_stride = stride;
   }
@@ -211,7 +218,7 @@ class OnDevice {
   DeviceArray<Bf16> queries_;
   DeviceArray<float> cos_, sin_;
   DeviceArray<std::byte> pool_;
-  DeviceArray<int32_t> blocks_;
+  DeviceArray<int32_t> blocks_, first_positions_;
 };
 
 template <class T>
@@ -474,6 +481,7 @@ TEST_F(IndexerCuda, ACapturedGraphFindsOtherStepsInTheSamePlaces) {
     a.max_entries = 4096;
     const auto rows = static_cast<size_t>(first.rows());
     DeviceArray<int32_t> positions(rows), owners(rows), selected(rows * 64), counts(rows);
+    DeviceArray<int32_t> first_positions(2);
     DeviceArray<float> weights(first.weights);
     DeviceArray<Bf16> queries(first.queries.size());
     const auto stride = static_cast<size_t>(
@@ -488,6 +496,7 @@ TEST_F(IndexerCuda, ACapturedGraphFindsOtherStepsInTheSamePlaces) {
     a.tokens.sequences = owners.data();
     a.weights = weights.data();
     a.queries = queries.data();
+    a.sequences.first_positions = first_positions.data();
     a.sequences.context_blocks = blocks.data();
     a.sequences.context_stride = static_cast<int64_t>(stride);
     a.keys.pool = pool.data();
@@ -506,6 +515,7 @@ TEST_F(IndexerCuda, ACapturedGraphFindsOtherStepsInTheSamePlaces) {
       };
       copy(positions.data(), from.tokens.positions, rows * 4);
       copy(owners.data(), from.tokens.sequences, rows * 4);
+      copy(first_positions.data(), from.sequences.first_positions, 2 * 4);
       copy(weights.data(), from.weights, rows * 64 * 4);
       copy(queries.data(), from.queries, rows * 64 * 128 * 2);
       const auto own = static_cast<size_t>(from.sequences.context_stride);
