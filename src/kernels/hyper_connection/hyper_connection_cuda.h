@@ -43,8 +43,8 @@ struct BoundaryArguments {
 
 int64_t BoundaryScratchBytes(int64_t tokens, int64_t hidden, int streams);
 
-// Error cudaErrorInvalidValue: other numbers of streams than 1, 2 and 4, a hidden size that is no
-// multiple of 8.
+// Error cudaErrorInvalidValue: other numbers of streams than 1, 2 and 4; a hidden size beyond 8,192
+// or no multiple of 8, or of 256 where there are several streams.
 cudaError_t LaunchBoundary(const BoundaryArguments& arguments, cudaStream_t stream);
 
 // HcHead and RmsNorm: the head's input.
@@ -55,7 +55,8 @@ struct MergeStreamsArguments {
   DeviceHyperConnection head;
   const float* norm = nullptr;  // [hidden]
   float norm_eps = 0;
-  Bf16* x = nullptr;  // out, [tokens, hidden]
+  Bf16* x = nullptr;             // out, [tokens, hidden]
+  std::byte* scratch = nullptr;  // as of a boundary
 };
 cudaError_t LaunchMergeStreams(const MergeStreamsArguments& arguments, cudaStream_t stream);
 
