@@ -9,37 +9,38 @@ namespace halfbyte {
 namespace {
 
 constexpr int64_t kScoresOfTile = int64_t{1} << 24;
-constexpr int64_t kTokensOfTile = 2048;
+constexpr int64_t kMostTokensOfTile = 2048;
 
 constexpr int64_t Align(int64_t bytes, int64_t to) { return (bytes + to - 1) / to * to; }
 
-// Tokens that are scored together, and where that goes.
-struct Tile {
-  int64_t stride;  // of scores
-  int64_t tokens;
-  int64_t scores_at;  // bytes; packed queries come before
-  int64_t bytes;
+int64_t Stride(int64_t max_entries) { return Align(max_entries, 32); }
+int64_t PackedBytes(int64_t tokens, int64_t heads) {
+  return Align(tokens * PackedIndexQueryBytes(heads), 256);
+}
 
-  Tile(int64_t all, int64_t heads, int64_t max_entries)
-      : stride(Align(max_entries, 32)),
-        tokens(std::clamp<int64_t>(kScoresOfTile / std::max<int64_t>(stride, 1), 1,
-                                   std::clamp<int64_t>(all, 1, kTokensOfTile))),
-        scores_at(Align(tokens * PackedIndexQueryBytes(heads), 256)),
-        bytes(scores_at + tokens * stride * int64_t{sizeof(uint32_t)}) {}
-};
+// How many of `all` tokens are scored together.
+int64_t TokensOfTile(int64_t all, int64_t stride) {
+  return std::clamp<int64_t>(kScoresOfTile / std::max<int64_t>(stride, 1), 1,
+                             std::clamp<int64_t>(all, 1, kMostTokensOfTile));
+}
 
 }  // namespace
 
 int64_t SelectScratchBytes(int64_t tokens, int64_t heads, int64_t max_entries) {
-  return Tile(tokens, heads, max_entries).bytes;
+  // No less than any smaller sizes take.
+  const int64_t most = std::min(tokens, kMostTokensOfTile), stride = Stride(max_entries);
+  const int64_t scores = std::min(most * stride, std::max(kScoresOfTile, stride));
+  return PackedBytes(most, heads) + scores * int64_t{sizeof(uint32_t)};
 }
 
 cudaError_t LaunchSelect(const SelectArguments& arguments, cudaStream_t stream) {
   if (arguments.rate < 1 || arguments.top_k < 1) return cudaErrorInvalidValue;
-  const Tile tile(arguments.tokens.count, arguments.heads, arguments.max_entries);
-  auto* scores = reinterpret_cast<uint32_t*>(arguments.scratch + tile.scores_at);
-  for (int64_t first = 0; first < arguments.tokens.count; first += tile.tokens) {
-    const int64_t count = std::min(tile.tokens, arguments.tokens.count - first);
+  const int64_t stride = Stride(arguments.max_entries);
+  const int64_t tile = TokensOfTile(arguments.tokens.count, stride);
+  auto* scores =
+      reinterpret_cast<uint32_t*>(arguments.scratch + PackedBytes(tile, arguments.heads));
+  for (int64_t first = 0; first < arguments.tokens.count; first += tile) {
+    const int64_t count = std::min(tile, arguments.tokens.count - first);
     // Where nobody can see more than may be chosen, nobody is scored.
     const IndexScoreArguments scored{.tokens = arguments.tokens,
                                      .first = first,
@@ -57,7 +58,7 @@ cudaError_t LaunchSelect(const SelectArguments& arguments, cudaStream_t stream) 
                                      .keys = arguments.keys,
                                      .packed = arguments.scratch,
                                      .scores = scores,
-                                     .stride = tile.stride};
+                                     .stride = stride};
     const cudaError_t packed = LaunchPackIndexQueries(scored, stream);
     if (packed != cudaSuccess) return packed;
     const cudaError_t done = LaunchIndexScores(scored, stream);
@@ -67,7 +68,7 @@ cudaError_t LaunchSelect(const SelectArguments& arguments, cudaStream_t stream) 
                                            .rate = arguments.rate,
                                            .top_k = arguments.top_k,
                                            .scores = scores,
-                                           .stride = tile.stride,
+                                           .stride = stride,
                                            .selected = arguments.selected + first * arguments.top_k,
                                            .counts = arguments.counts + first},
                                           stream);

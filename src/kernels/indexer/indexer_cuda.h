@@ -40,6 +40,7 @@ struct SelectArguments {
 };
 
 // Bounded: long prompts are scored some tokens at a time (at most 64 MiB of scores, or one token).
+// What is enough for some sizes is enough for all smaller ones.
 int64_t SelectScratchBytes(int64_t tokens, int64_t heads, int64_t max_entries);
 
 // Error cudaErrorInvalidValue: heads, dim, rate or top_k out of range, more rotated numbers than

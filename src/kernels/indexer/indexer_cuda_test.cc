@@ -432,10 +432,21 @@ TEST_F(IndexerCuda, SelectionsOfLongContextsAreTheCpus) {
 
 TEST_F(IndexerCuda, ManyTokensAreSelectedInTilesOfBoundedScratch) {
   const Batch batch(kBundled, 16, {{1000, 130}, {40, 60}}, 1, 3100);
-  EXPECT_LT(SelectScratchBytes(8192, 64, 262144), int64_t{68} << 20);
-  EXPECT_LT(SelectScratchBytes(8192, 64, 2048), int64_t{56} << 20);
   CompareSelection(batch, 262144);   // 64 tokens at a time
   CompareSelection(batch, 1 << 24);  // one
+}
+
+TEST(SelectScratch, IsBoundedAndEnoughForSmallerSizes) {
+  EXPECT_LT(SelectScratchBytes(8192, 64, 262144), int64_t{100} << 20);
+  for (int64_t tokens = 1; tokens <= 8192; tokens *= 2) {
+    for (int64_t entries = 0; entries <= 262144; entries += 1000) {
+      const int64_t bytes = SelectScratchBytes(tokens, 64, entries);
+      EXPECT_GE(bytes, SelectScratchBytes(tokens, 64, entries / 2));
+      EXPECT_GE(bytes, SelectScratchBytes(tokens, 64, entries / 32));
+      EXPECT_GE(bytes, SelectScratchBytes(tokens / 3 + 1, 64, entries));
+      EXPECT_GE(bytes, SelectScratchBytes(tokens, 8, entries));
+    }
+  }
 }
 
 TEST_F(IndexerCuda, TiesGoToTheLowerEntry) {
