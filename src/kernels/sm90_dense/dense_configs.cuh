@@ -17,8 +17,12 @@ struct DenseVariant {
 // kernels.
 template <class Config>
 cudaError_t DenseVariant<Config>::Prepare() {
-  return cudaFuncSetAttribute(DenseKernel<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              Config::kSharedBytes);
+  const cudaError_t error = cudaFuncSetAttribute(
+      DenseKernel<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize, Config::kSharedBytes);
+  if (error != cudaSuccess) return error;
+  // Or two blocks might not find room beside each other.
+  return cudaFuncSetAttribute(DenseKernel<Config>, cudaFuncAttributePreferredSharedMemoryCarveout,
+                              cudaSharedmemCarveoutMaxShared);
 }
 template <class Config>
 cudaError_t DenseVariant<Config>::Start(const DenseOperands& operands, int blocks,
