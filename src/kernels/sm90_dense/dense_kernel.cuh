@@ -340,10 +340,10 @@ __device__ __forceinline__ bool MeetSegments(const DenseOperands& operands, cons
     __stcg(reinterpret_cast<float4*>(partials + item.segment * kFloats + i * 512),
            float4{sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]});
   }
-  __threadfence();
   WarpgroupBarrier();
   const uint32_t word = SharedAddress(shared_memory) + Config::kLast + 4 * warpgroup;
   if (thread == 0) {
+    __threadfence();
     const int before = atomicAdd(operands.arrivals + place, 1);
     if (before + 1 == operands.work.segments) operands.arrivals[place] = 0;
     __threadfence();
@@ -353,19 +353,34 @@ __device__ __forceinline__ bool MeetSegments(const DenseOperands& operands, cons
   uint32_t last;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(last) : "r"(word) : "memory");
   if (last == 0) return false;
-#pragma unroll
-  for (int i = 0; i < Config::N / 8; ++i) {
-    float4 sum = __ldcg(reinterpret_cast<const float4*>(partials + i * 512));
+  // As many segments at once as there are registers for, or each would wait for the one before it.
+  constexpr int kParts = Config::N / 8;
+  constexpr int kAtOnce = kParts == 1 ? 8 : kParts == 2 ? 4 : kParts == 8 ? 2 : 1;
 #pragma unroll 1
-    for (int segment = 1; segment < operands.work.segments; ++segment) {
-      const float4 next =
-          __ldcg(reinterpret_cast<const float4*>(partials + segment * kFloats + i * 512));
-      sum = {sum.x + next.x, sum.y + next.y, sum.z + next.z, sum.w + next.w};
+  for (int first = 0; first < operands.work.segments; first += kAtOnce) {
+    float4 loaded[kAtOnce][kParts];
+#pragma unroll
+    for (int s = 0; s < kAtOnce; ++s) {
+      if (first + s >= operands.work.segments) break;
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) {
+        loaded[s][i] =
+            __ldcg(reinterpret_cast<const float4*>(partials + (first + s) * kFloats + i * 512));
+      }
     }
-    sums[4 * i] = sum.x;
-    sums[4 * i + 1] = sum.y;
-    sums[4 * i + 2] = sum.z;
-    sums[4 * i + 3] = sum.w;
+#pragma unroll
+    for (int s = 0; s < kAtOnce; ++s) {
+      if (first + s >= operands.work.segments) break;
+      const bool is_first = first + s == 0;
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) {
+        const float4& next = loaded[s][i];
+        sums[4 * i] = is_first ? next.x : sums[4 * i] + next.x;
+        sums[4 * i + 1] = is_first ? next.y : sums[4 * i + 1] + next.y;
+        sums[4 * i + 2] = is_first ? next.z : sums[4 * i + 2] + next.z;
+        sums[4 * i + 3] = is_first ? next.w : sums[4 * i + 3] + next.w;
+      }
+    }
   }
   return true;
 }
