@@ -67,28 +67,37 @@ std::vector<Launchable> Launchables() {
           {"head", {{{kHalf, 129280, 4096, 1}, kF32}}, 128}};
 }
 
-// Random packed weights: any codes, or normal numbers; scales behind them.
-void FillWeights(const DenseShape& shape, std::byte* to, std::mt19937& random) {
-  std::vector<uint8_t> piece(16 << 20);
-  std::normal_distribution<float> normal(0, 0.02f);
-  for (size_t i = 0; i < piece.size(); i += 2) {
-    const Bf16 value = shape.format == DenseFormat::kFp8 ? Bf16{static_cast<uint16_t>(random())}
-                                                         : ToBf16(normal(random));
-    std::memcpy(&piece[i], &value, 2);
+// Packed weights: any codes, or normal numbers; scales behind them.
+class RandomWeights {
+ public:
+  RandomWeights() : codes_(16 << 20), numbers_(16 << 20) {
+    std::mt19937 random(1);
+    std::normal_distribution<float> normal(0, 0.02f);
+    for (uint8_t& code : codes_) code = static_cast<uint8_t>(random());
+    for (size_t i = 0; i < numbers_.size(); i += 2) {
+      const Bf16 value = ToBf16(normal(random));
+      std::memcpy(&numbers_[i], &value, 2);
+    }
   }
-  const auto copy = [](std::byte* at, const void* from, int64_t bytes) {
-    Must(CudaStatus(cudaMemcpy(at, from, static_cast<size_t>(bytes), cudaMemcpyHostToDevice),
+  void Fill(const DenseShape& shape, std::byte* to) const {
+    const bool fp8 = shape.format == DenseFormat::kFp8;
+    const std::vector<uint8_t>& piece = fp8 ? codes_ : numbers_;
+    for (int64_t at = 0; at < shape.scales_offset(); at += std::ssize(piece)) {
+      Copy(to + at, piece.data(), std::min(std::ssize(piece), shape.scales_offset() - at));
+    }
+    if (!fp8) return;
+    const std::vector<uint32_t> scales(static_cast<size_t>(shape.blocks() * kDenseScaleBytes / 4),
+                                       DenseScaleWord(127 - 12));
+    Copy(to + shape.scales_offset(), scales.data(), std::ssize(scales) * 4);
+  }
+
+ private:
+  static void Copy(std::byte* to, const void* from, int64_t bytes) {
+    Must(CudaStatus(cudaMemcpy(to, from, static_cast<size_t>(bytes), cudaMemcpyHostToDevice),
                     "weights"));
-  };
-  for (int64_t at = 0; at < shape.scales_offset(); at += std::ssize(piece)) {
-    copy(to + at, piece.data(), std::min(std::ssize(piece), shape.scales_offset() - at));
   }
-  const std::vector<uint32_t> scales(static_cast<size_t>(shape.blocks() * kDenseScaleBytes / 4),
-                                     DenseScaleWord(127 - 12));
-  if (shape.format == DenseFormat::kFp8) {
-    copy(to + shape.scales_offset(), scales.data(), std::ssize(scales) * 4);
-  }
-}
+  std::vector<uint8_t> codes_, numbers_;
+};
 
 class Bench {
  public:
@@ -110,7 +119,6 @@ class Bench {
   }
 
   void Run(const Launchable& what, const std::vector<int64_t>& tokens) {
-    std::mt19937 random(1);
     std::vector<DenseWeight> weights;
     int64_t bytes = 0, rows = 0;
     double products = 0;
@@ -125,7 +133,7 @@ class Bench {
     const DeviceBuffer packed = Must(DeviceBuffer::Allocate(sets * bytes, "weights"));
     for (int64_t set = 0, at = 0; set < sets; ++set) {
       for (const Linear& linear : what.linears) {
-        FillWeights(linear.shape, reinterpret_cast<std::byte*>(packed.data()) + at, random);
+        random_.Fill(linear.shape, reinterpret_cast<std::byte*>(packed.data()) + at);
         at += (linear.shape.bytes() + 127) / 128 * 128;
       }
     }
@@ -194,6 +202,7 @@ class Bench {
 
   bool steady_;
   CudaStream stream_;
+  RandomWeights random_;
   DeviceBuffer x_, y_;
 };
 
