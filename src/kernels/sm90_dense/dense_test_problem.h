@@ -1,4 +1,4 @@
-// For tests and benches on a GPU: random weights as a checkpoint stores them, packed; and random x.
+// For tests on a GPU: random weights as a checkpoint stores them, packed; and random x.
 #pragma once
 
 #include <cmath>
@@ -10,6 +10,7 @@
 #include "device/cuda/gpu_test.h"
 #include "kernels/sm90_dense/sm90_dense.h"
 #include "numerics/bf16.h"
+#include "numerics/e4m3.h"
 
 namespace halfbyte::sm90 {
 
@@ -50,7 +51,7 @@ inline std::vector<Bf16> RandomRows(int64_t count, uint64_t seed) {
   return numbers;
 }
 
-// A weight as stored, in host memory: all codes but NaN; scales 2^-14 .. 2^-6.
+// A weight as stored, in host memory: normal numbers; as FP8 with scales 2^-12, 2^-11, 2^-10.
 struct StoredBytes {
   std::vector<uint8_t> data, scales;
 
@@ -58,14 +59,15 @@ struct StoredBytes {
     RandomBits random(seed);
     const auto count = static_cast<size_t>(shape.rows * shape.columns);
     if (shape.format == DenseFormat::kFp8) {
+      std::vector<uint8_t> codes(4096);
+      for (uint8_t& code : codes) code = E4m3FromFloat(random.Normal() * 100);
       data.resize(count);
-      for (size_t i = 0; i < count; i += 8) {
+      for (size_t i = 0; i < count; i += 4) {
         const uint64_t bits = random();
-        std::memcpy(&data[i], &bits, 8);
+        for (size_t j = 0; j < 4; ++j) data[i + j] = codes[bits >> (12 * j) & 4095];
       }
-      for (uint8_t& code : data) code = (code & 0x7f) == 0x7f ? code ^ 0x10 : code;
       scales.resize(static_cast<size_t>((shape.rows + 127) / 128 * ((shape.columns + 127) / 128)));
-      for (uint8_t& scale : scales) scale = static_cast<uint8_t>(127 - 14 + random() % 9);
+      for (uint8_t& scale : scales) scale = static_cast<uint8_t>(127 - 12 + random() % 3);
     } else if (shape.format == DenseFormat::kBf16) {
       data.resize(count * 2);
       for (size_t i = 0; i < count; ++i) {
