@@ -23,7 +23,8 @@ command -v nvcc >/dev/null || PATH+=:/usr/local/cuda/bin
 export CCACHE_NOHASHDIR=1 CCACHE_BASEDIR=$PWD
 [[ -e $build/CMakeCache.txt ]] || cmake --preset cuda -B "$build"
 tests=(device_cuda_test quantize_nvfp4_cuda_test sparse_metadata_cuda_test sm90_gemm_test
-       sm90_dense_test mma_sync_test cuda_router_test token_plan_test moe_cuda_test capi_cuda_test)
+       sm90_dense_test mma_sync_test cuda_router_test token_plan_test moe_cuda_test capi_cuda_test
+       indexer_cuda_test)
 targets=(halfbyte halfbyte_shared sm90_gemm_bench "${tests[@]}")
 python=$(grep -q '^HALFBYTE_PYTHON:BOOL=ON' "$build/CMakeCache.txt" && echo yes || true)
 [[ -z $python ]] || targets+=(halfbyte_python)
