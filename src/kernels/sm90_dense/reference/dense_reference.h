@@ -11,8 +11,8 @@
 
 namespace halfbyte::sm90 {
 
-// value, bound [tokens, rows]: the exact sum (to double), and how far the fp32 sum may be from it
-// (sm90_dense.h).
+// value, bound [tokens, rows]: the exact sum (to double), and how far nearly all fp32 sums are from
+// it at most (sm90_dense.h).
 cudaError_t LaunchReferenceDense(const StoredDense& stored, const Bf16* x, int64_t tokens,
                                  double* value, double* bound, cudaStream_t stream);
 
