@@ -7,6 +7,7 @@
 #include <memory>
 #include <utility>
 
+#include "kernels/linear/linear.h"
 #include "kernels/sm90_dense/dense_layout.h"
 #include "kernels/sm90_dense/dense_test_problem.h"
 #include "kernels/sm90_dense/reference/dense_reference.h"
@@ -303,6 +304,25 @@ TEST_F(Sm90DenseTest, ScalesAreExactOverTheirRangeInBothForms) {
   problem.stored.scale = DenseScale::kF32;
   Pack(problem);
   EXPECT_TRUE(problem.ReadPacked() == packed);
+}
+
+TEST_F(Sm90DenseTest, PlainWeightsHaveTheBitsOfTheCpu) {
+  constexpr int64_t kTokens = 5, kRows = 24, kColumns = 1088;
+  const WeightShape shape{"plain", kF32, kRows, kColumns};
+  const StoredBytes bytes(shape, 900);
+  PackedProblem problem(shape, bytes);
+  Pack(problem);
+  const std::vector<Bf16> rows = RandomRows(kTokens * kColumns, 901);
+  const DeviceArray<Bf16> x(rows);
+  std::vector<float> in, want(kTokens * kRows);
+  for (const Bf16 number : rows) in.push_back(ToFloat(number));
+  LinearReference({in.data(), kTokens, kColumns},
+                  {.format = WeightFormat::kF32,
+                   .rows = kRows,
+                   .columns = kColumns,
+                   .data = reinterpret_cast<const std::byte*>(bytes.data.data())},
+                  {want.data(), kTokens, kRows});
+  ExpectSameBits(Run(problem.weight, x.data(), kTokens), want, kRows);
 }
 
 TEST_F(Sm90DenseTest, CountsWhatHasNoExactForm) {
