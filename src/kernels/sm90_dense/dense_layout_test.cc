@@ -83,13 +83,16 @@ TEST(DenseWork, TilesHoldAllTokensAndWasteLittle) {
 }
 
 TEST(DenseWork, SegmentsGoApartOnlyWhereTheyMayAndHelp) {
-  const DenseShape o_b{DenseFormat::kFp8, 4096, 8192, 1}, q_b{DenseFormat::kFp8, 32768, 1024, 1},
-      head{DenseFormat::kBf16, 129280, 4096, 1}, router{DenseFormat::kBf16, 256, 4096, 1};
+  const DenseShape o_a{DenseFormat::kFp8, 8192, 4096, 8}, o_b{DenseFormat::kFp8, 4096, 8192, 1},
+      q_b{DenseFormat::kFp8, 32768, 1024, 1}, head{DenseFormat::kBf16, 129280, 4096, 1},
+      router{DenseFormat::kBf16, 256, 4096, 1};
   const auto work = [](const DenseShape& shape, int64_t tokens) {
     return MakeDenseWork({&shape, 1}, tokens, 132);
   };
   EXPECT_TRUE(work(o_b, 8).apart);
   EXPECT_EQ(work(o_b, 8).items, 32 * 8);
+  EXPECT_TRUE(work(o_a, 1).apart);
+  EXPECT_EQ(work(o_a, 1).strips_per_item, 2);
   EXPECT_FALSE(work(o_b, 8192).apart);
   EXPECT_FALSE(work(q_b, 1).apart);
   EXPECT_FALSE(work(head, 1).apart);

@@ -139,11 +139,13 @@ inline DenseWork MakeDenseWork(std::span<const DenseShape> shapes, int64_t token
       int64_t items = 0;
       for (const DenseShape& shape : shapes) items += StripItems(shape, at_once) * work.tiles;
       if (apart) items *= work.segments;
-      // In eighths of the time of a segment of two strips: one strip takes more than half of it,
-      // and sums that meet in memory cost about one.
-      const int64_t time = CeilDiv(items, multiprocessors) * (apart ? 1 : work.segments) *
-                               (at_once == kDenseStripsAtOnce ? 8 : 5) +
-                           (apart ? 8 : 0);
+      // In eighths of the time of a segment of two strips. One strip takes more than half of it:
+      // only its own warpgroup's part of the ring is in use. Segments that meet in memory cost
+      // something each, and more at the end, where nothing else goes on.
+      const int64_t rounds = CeilDiv(items, multiprocessors);
+      const int64_t time =
+          rounds * (apart ? 1 : work.segments) * (at_once == kDenseStripsAtOnce ? 8 : 6) +
+          (apart ? rounds + 4 : 0);
       if (least != 0 && time >= least) continue;
       least = time;
       work.strips_per_item = narrow(at_once);

@@ -110,7 +110,7 @@ cudaError_t LaunchOnTensorCores(const DenseArguments& arguments, cudaStream_t st
   if (error != cudaSuccess) return error;
   DenseWork& work = operands.work;
   work = MakeDenseWork({shapes, count}, arguments.tokens, multiprocessors);
-  if (work.apart) {
+  if (work.segments > 1) {
     if (!Aligned(arguments.scratch, 16)) return cudaErrorInvalidValue;
     operands.arrivals = reinterpret_cast<int32_t*>(arguments.scratch);
     operands.partials = reinterpret_cast<float*>(arguments.scratch + kMostArrivals * 4);

@@ -76,7 +76,7 @@ struct DenseArguments {
   int64_t tokens = 0;       // 0: nothing to do
   // At most kMaxDenseProducts, all with the same groups and columns.
   std::span<const DenseProduct> products;
-  std::byte* scratch = nullptr;  // DenseScratchBytes, 128-byte aligned
+  std::byte* scratch = nullptr;  // DenseScratchBytes, 128-byte aligned; null if that is 0
 };
 
 // Of scratch for a launch of these products (`packed` is not looked at) with any number of tokens
