@@ -30,6 +30,8 @@ Result<DeviceBuffer> DeviceBuffer::Upload(const void* host, int64_t bytes, std::
   if (bytes == 0) return buffer;
   HB_RETURN_IF_ERROR(CudaStatus(
       cudaMemcpy(buffer.data(), host, static_cast<size_t>(bytes), cudaMemcpyHostToDevice), what));
+  // It returns when the last bytes are on their way, and no other stream waits for them.
+  HB_RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(cudaStreamLegacy), what));
   return buffer;
 }
 

@@ -62,8 +62,12 @@ class DeviceArray {
     const cudaError_t error =
         cudaMemcpy(data(), values.data(), count_ * sizeof(T), cudaMemcpyHostToDevice);
     HB_CHECK(error == cudaSuccess, "{}", cudaGetErrorString(error));
+    WaitForIt();
   }
-  void Poison() const { cudaMemset(data(), kPoison, count_ * sizeof(T)); }
+  void Poison() const {
+    cudaMemset(data(), kPoison, count_ * sizeof(T));
+    WaitForIt();
+  }
 
   // Also checks that nothing was written before or behind the array.
   std::vector<T> Read() {
@@ -80,6 +84,12 @@ class DeviceArray {
   }
 
  private:
+  // Copies and fills may end after their calls, and no stream of a test waits for them.
+  static void WaitForIt() {
+    const cudaError_t error = cudaStreamSynchronize(cudaStreamLegacy);
+    HB_CHECK(error == cudaSuccess, "{}", cudaGetErrorString(error));
+  }
+
   static constexpr size_t kGuard = 256;
   static constexpr uint8_t kByte = 0xa5;
   static constexpr uint8_t kPoison = 0xff;
