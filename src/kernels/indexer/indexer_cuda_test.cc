@@ -415,7 +415,8 @@ TEST_F(IndexerCuda, SelectionsAroundTopKAreTheCpus) {
       CompareSelection(Batch(shape, top_k,
                              {{before, 20}, {0, 5}, {full - 1, 1}, {full + 3, 1}, {full + 300, 2}},
                              2, ++seed));
-      CompareSelection(Batch(shape, top_k, {{full - 60, 129}, {2 * full, 9}}, 0, ++seed));
+      CompareSelection(
+          Batch(shape, top_k, {{std::max<int64_t>(full - 60, 0), 129}, {2 * full, 9}}, 0, ++seed));
       // More columns than anybody sees, as in a captured graph.
       CompareSelection(Batch(shape, top_k, {{full + 90, 8}, {3, 1}}, 5, ++seed), 20000);
     }
