@@ -23,12 +23,6 @@ __device__ __forceinline__ const int32_t* TableOf(const DeviceSequences& sequenc
   return sequences.context_blocks + sequence * sequences.context_stride;
 }
 
-// kMagic + x, exact for |x| < 2^22: conversions are slower than additions.
-constexpr float kMagic = 0x1.8p23f;
-__device__ __forceinline__ float AboveMagic(int32_t x) {
-  return __int_as_float(x + __float_as_int(kMagic));
-}
-
 // A packed query in shared memory, aligned to 1024 bytes.
 template <int kHeads>
 struct QueryInShared {
@@ -86,10 +80,8 @@ __device__ __forceinline__ void JoinedScores(const QueryInShared<kHeads>& query,
                                              const KeyTile<kDim>& keys,
                                              const int32_t (&d)[kHeads / 2], float (&scores)[2]) {
   float sums[2] = {};
-  // The number's 2^-23rd part, below 1, so that saturation is ReLU.
-  const auto relu = [&](int i) {
-    return __saturatef(__fmaf_rn(AboveMagic(d[i]), 0x1p-23f, kMagic * -0x1p-23f));
-  };
+  // Below 1 after the division, so that saturation is ReLU.
+  const auto relu = [&](int i) { return __saturatef(static_cast<float>(d[i]) * 0x1p-23f); };
   AddHeads<kHeads>(query, 0, 0, relu, sums);
 #pragma unroll
   for (int r = 0; r < 2; ++r) scores[r] = AddLanes(sums[r]) * keys.JoinedScale(r);
@@ -121,8 +113,8 @@ __device__ __forceinline__ void BlockwiseScores(const QueryInShared<kHeads>& que
           const float of_key = keys.HalfScale(r, b);
           float* dot = dots + 4 * t + 2 * r;
           const int32_t* sum = d + 4 * t + 2 * r;
-          dot[0] = __fmaf_rn(AboveMagic(sum[0]) - kMagic, scale.x * of_key, dot[0]);
-          dot[1] = __fmaf_rn(AboveMagic(sum[1]) - kMagic, scale.y * of_key, dot[1]);
+          dot[0] = __fmaf_rn(static_cast<float>(sum[0]), scale.x * of_key, dot[0]);
+          dot[1] = __fmaf_rn(static_cast<float>(sum[1]), scale.y * of_key, dot[1]);
         }
       }
     }
@@ -165,7 +157,7 @@ __global__ void __launch_bounds__(kFewThreads) ScoreOneToken(const IndexScoreArg
   const int32_t stored =
       arguments.sequences.first_positions[sequence] / static_cast<int32_t>(arguments.rate);
   KeyTile<kDim> keys;
-  const bool loaded = begin + kKeyTile <= stored;
+  bool loaded = begin + kKeyTile <= stored;
   if (loaded) keys.Load(arguments.keys, table, begin, visible);
   WaitForPrevious();
   const std::byte* packed = arguments.packed + token * Packed::kBytes;
@@ -178,14 +170,12 @@ __global__ void __launch_bounds__(kFewThreads) ScoreOneToken(const IndexScoreArg
   // Most often joined; then everything is on the way together.
   stage(Packed::kJoinedAt, Packed::kJoinedBytes);
   bool joined_staged = true;
-  const bool query_joins = QueryJoins<kHeads>(packed);
+  const bool query_joins = *reinterpret_cast<const int32_t*>(packed + Packed::kIsJoinedAt) != 0;
   const QueryInShared<kHeads> query{memory};
   uint32_t* row = arguments.scores + token * arguments.stride;
-  if (!loaded) keys.Load(arguments.keys, table, begin, visible);
-  const auto step = static_cast<int32_t>(gridDim.x) * kKeyTile;
-  for (; begin < visible; begin += step) {
-    KeyTile<kDim> next;  // on the way meanwhile
-    next.Load(arguments.keys, table, begin + step, visible);
+  for (; begin < visible; begin += static_cast<int32_t>(gridDim.x) * kKeyTile) {
+    if (!loaded) keys.Load(arguments.keys, table, begin, visible);
+    loaded = false;
     const bool joined = sm90::Uniform(__syncthreads_and(query_joins && keys.Joins() ? 1 : 0)) != 0;
     if (joined != joined_staged) {
       stage(joined ? Packed::kJoinedAt : 0,
@@ -207,7 +197,6 @@ __global__ void __launch_bounds__(kFewThreads) ScoreOneToken(const IndexScoreArg
       BlockwiseScores<kHeads, kDim>(query, keys, scores);
     }
     StoreScores(scores, begin, visible, row);
-    keys = next;
   }
 }
 
@@ -319,7 +308,9 @@ __global__ void __launch_bounds__(kManyThreads, 1)
     tokens.sequence[threadIdx.x] =
         visible > 0 ? arguments.tokens.sequences[arguments.first + token] : -1;
     tokens.joins[threadIdx.x] =
-        visible > 0 && QueryJoins<kHeads>(arguments.packed + token * Packed::kBytes) ? 1 : 0;
+        visible > 0 ? *reinterpret_cast<const int32_t*>(arguments.packed + token * Packed::kBytes +
+                                                        Packed::kIsJoinedAt)
+                    : 0;
   }
   if (threadIdx.x == 0) ring.Init();
   sm90::GlobalProxyFence();
