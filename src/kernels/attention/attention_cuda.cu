@@ -42,9 +42,9 @@ cudaError_t LaunchSplits(const AttentionArguments& a, const SplitShape& shape,
   if (error == cudaSuccess) error = Prepare(WeighSplits<D>, Weigh::kSharedBytes);
   if (error == cudaSuccess) error = Prepare(SumSplits<D>, Sum::kSharedBytes);
   if (error == cudaSuccess) {
-    error = LaunchDependent(
-        WeighSplits<D>, {dim3(weigh_blocks), dim3(Weigh::kThreads), Weigh::kSharedBytes}, stream, a,
-        shape);
+    error = LaunchDependent(WeighSplits<D>,
+                            {dim3(weigh_blocks), dim3(Weigh::kThreads), Weigh::kSharedBytes},
+                            stream, a, shape);
   }
   if (error == cudaSuccess) {
     error = LaunchDependent(

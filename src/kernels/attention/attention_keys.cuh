@@ -46,7 +46,8 @@ class KeyList {
     blocks_ = a.sequences.context_blocks + sequence * a.sequences.context_stride;
     int entries = 0;
     if (a.rate != 0) {
-      entries = static_cast<int>(static_cast<uint32_t>(position + 1) / static_cast<uint32_t>(a.rate));
+      entries =
+          static_cast<int>(static_cast<uint32_t>(position + 1) / static_cast<uint32_t>(a.rate));
     }
     if (a.selected != nullptr) {
       selected_ = a.selected + token * a.selected_stride;
@@ -109,8 +110,7 @@ __device__ __forceinline__ RowPiece LoadPiece(const RowAddress& row, int channel
   if (channel < D::kFp8Dim) {
     piece.first = __ldcg(reinterpret_cast<const uint4*>(row.main + channel));
   } else {
-    const auto* rotary =
-        reinterpret_cast<const uint4*>(row.main + 2 * channel - D::kFp8Dim);
+    const auto* rotary = reinterpret_cast<const uint4*>(row.main + 2 * channel - D::kFp8Dim);
     piece.first = __ldcg(rotary);
     piece.second = __ldcg(rotary + 1);
   }
@@ -143,14 +143,13 @@ __device__ __forceinline__ RowPiece DecodeCodes(const uint4& codes, uint32_t sca
   const uint2 a = SpreadCodes(codes.x), b = SpreadCodes(codes.y), c = SpreadCodes(codes.z),
               d = SpreadCodes(codes.w);
   const uint32_t twice = factor << 16 | factor;
-  RowPiece out{
-      {MultiplyBf16(a.x, twice), MultiplyBf16(a.y, twice), MultiplyBf16(b.x, twice),
-       MultiplyBf16(b.y, twice)},
-      {MultiplyBf16(c.x, twice), MultiplyBf16(c.y, twice), MultiplyBf16(d.x, twice),
-       MultiplyBf16(d.y, twice)}};
-  const bool nan = ((NanCodes(codes.x) | NanCodes(codes.y) | NanCodes(codes.z) |
-                     NanCodes(codes.w)) &
-                    0x80808080u) != 0;
+  RowPiece out{{MultiplyBf16(a.x, twice), MultiplyBf16(a.y, twice), MultiplyBf16(b.x, twice),
+                MultiplyBf16(b.y, twice)},
+               {MultiplyBf16(c.x, twice), MultiplyBf16(c.y, twice), MultiplyBf16(d.x, twice),
+                MultiplyBf16(d.y, twice)}};
+  const bool nan =
+      ((NanCodes(codes.x) | NanCodes(codes.y) | NanCodes(codes.z) | NanCodes(codes.w)) &
+       0x80808080u) != 0;
   if (nan || scale > kMostExponent) {
     const uint32_t rest = nan || scale == 0xff ? 0x7fc0u : (scale - kMostExponent + 127) << 7;
     const uint32_t pair = rest << 16 | rest;

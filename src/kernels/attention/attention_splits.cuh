@@ -21,8 +21,7 @@ struct SplitShape {
 extern __shared__ __align__(1024) uint8_t shared_memory[];
 
 __device__ __forceinline__ std::byte* ScratchOf(const AttentionArguments& a,
-                                                const SplitShape& shape, int token,
-                                                int head_tile) {
+                                                const SplitShape& shape, int token, int head_tile) {
   return a.scratch +
          (int64_t{token} * shape.head_tiles + head_tile) * shape.key_tiles * kTileScratchBytes;
 }
@@ -113,8 +112,8 @@ __global__ void __launch_bounds__(WeighLayout<D>::kThreads, 1)
         to[step * 128] = {w[0], w[1], w[2], w[3]};
       }
       if (thread % 4 == 0) {
-        auto* heads = reinterpret_cast<float2*>(out + kWeightBytes) + thread / 32 * 16 +
-                      thread % 32 / 4;
+        auto* heads =
+            reinterpret_cast<float2*>(out + kWeightBytes) + thread / 32 * 16 + thread % 32 / 4;
         heads[0] = {weights.maximum[0], weights.sum[0]};
         heads[8] = {weights.maximum[1], weights.sum[1]};
       }
@@ -275,8 +274,8 @@ __global__ void __launch_bounds__(SumLayout<D>::kThreads, 1)
   }
   int passed = 0;  // tiles
 #pragma unroll 1
-  for (int item = static_cast<int>(blockIdx.x);
-       item < shape.tokens * shape.head_tiles * D::kGroups; item += static_cast<int>(gridDim.x)) {
+  for (int item = static_cast<int>(blockIdx.x); item < shape.tokens * shape.head_tiles * D::kGroups;
+       item += static_cast<int>(gridDim.x)) {
     const int group = item % D::kGroups, head_tile = item / D::kGroups % shape.head_tiles;
     const int token = item / D::kGroups / shape.head_tiles, first_head = head_tile * kTileHeads;
     const int position = a.tokens.positions[token];
