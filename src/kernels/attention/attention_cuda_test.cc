@@ -18,6 +18,9 @@ namespace {
 
 constexpr int64_t kWindow = 128, kWindowPage = 64;
 constexpr float kEps = 1e-6f;
+// Most of a bf16 number's unit in the last place, relative to it: how far apart two roundings of
+// nearly the same number may be.
+constexpr double kUlp = 0x1p-7;
 
 struct Shape {
   int64_t heads, head_dim, rope_dim, rate;
@@ -208,14 +211,14 @@ class Problem {
       }
       (*out)[c] = RoundToBf16(static_cast<float>(value / sum));
       (*bounds)[c] = (moved + 2e-10 * (count + 64) * magnitude) / sum +
-                     std::abs(value / sum) * (sum_error / sum + count * 0x1p-24 + 0x1p-21 + 0x1p-8);
+                     std::abs(value / sum) * (sum_error / sum + count * 0x1p-24 + 0x1p-21 + kUlp);
     }
     const size_t turned = static_cast<size_t>(dim - 2 * pairs);
     RotatePairs(cos, sin, pairs, true, Rounding::kBf16, out->data() + turned);
     for (size_t c = turned; c < out->size(); c += 2) {
       const double both = (*bounds)[c] + (*bounds)[c + 1];
       for (const size_t i : {c, c + 1}) {
-        (*bounds)[i] = both + 0x1p-8 * std::abs(double{(*out)[i]});
+        (*bounds)[i] = both + kUlp * std::abs(double{(*out)[i]});
       }
     }
   }
