@@ -24,7 +24,8 @@ export CCACHE_NOHASHDIR=1 CCACHE_BASEDIR=$PWD
 [[ -e $build/CMakeCache.txt ]] || cmake --preset cuda -B "$build"
 tests=(device_cuda_test quantize_nvfp4_cuda_test sparse_metadata_cuda_test sm90_gemm_test
        sm90_dense_test mma_sync_test cuda_router_test token_plan_test moe_cuda_test capi_cuda_test
-       indexer_cuda_test)
+       indexer_cuda_test elementwise_cuda_test swiglu_cuda_test hyper_connection_cuda_test
+       kv_row_cuda_test compressor_cuda_test model_cuda_test)
 targets=(halfbyte halfbyte_shared sm90_gemm_bench "${tests[@]}")
 python=$(grep -q '^HALFBYTE_PYTHON:BOOL=ON' "$build/CMakeCache.txt" && echo yes || true)
 [[ -z $python ]] || targets+=(halfbyte_python)

@@ -1,6 +1,7 @@
 #include "cli/model_flags.h"
 
 #include <algorithm>
+#include <charconv>
 #include <utility>
 
 #include "model/checkpoint_weights.h"
@@ -27,8 +28,26 @@ Result<ActivationScalePolicy> PolicyOf(const ModelFlags& flags) {
   return policy;
 }
 
-constexpr const char* kMoreMemory =
-    "fewer --threads take a little less, ranks on several machines a part each (docs/ranks.md)";
+const char* MoreMemory(const TransformerOptions& options) {
+  return options.gpu ? "run it on the CPU (--device cpu)"
+                     : "fewer --threads take a little less, ranks on several machines a part each "
+                       "(docs/ranks.md)";
+}
+
+// The GPU of --device; nothing: the CPU.
+Result<std::optional<int>> GpuOf(const std::string& device) {
+  if (device == "cpu" || device == "auto") return std::nullopt;
+  if (device == "cuda") return 0;
+  int gpu = 0;
+  const std::string_view number =
+      std::string_view(device).substr(std::min<size_t>(5, device.size()));
+  const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), gpu);
+  if (!device.starts_with("cuda:") || error != std::errc() ||
+      end != number.data() + number.size() || gpu < 0) {
+    return MakeError("--device {}: it is auto (the CPU), cpu, cuda, or cuda:N for GPU N", device);
+  }
+  return gpu;
+}
 
 KvPoolSizes PoolsFor(const OpenedModel& model, int64_t tokens) {
   return KvCacheLimits{.context_tokens = tokens, .batch_tokens = model.options.batch_tokens}.Pools(
@@ -75,6 +94,10 @@ void AddModelFlags(CLI::App& command, ModelFlags& flags) {
       "per-token)");
   AddHeadroomFlag(command, flags);
   AddThreadsFlag(command, flags);
+  command
+      .add_option("--device", flags.device,
+                  "What computes the model: auto (the CPU), cpu, cuda, or cuda:N for GPU N")
+      ->capture_default_str();
 }
 
 Result<std::vector<int32_t>> EncodeText(const ModelFlags& flags, const std::string& text) {
@@ -97,6 +120,7 @@ Result<TransformerOptions> TransformerOptionsOf(const ModelFlags& flags) {
   TransformerOptions options{.math = flags.math == "fp32" ? MathMode::kFp32 : MathMode::kDefault,
                              .arithmetic = *ArithmeticFromName(flags.arithmetic),
                              .activation_scales = std::move(activation_scales)};
+  HB_ASSIGN_OR_RETURN(options.gpu, GpuOf(flags.device));
   if (options.math == MathMode::kFp32 && IsFourBitOnly(options.arithmetic)) {
     return MakeError(
         "--math fp32 quantizes nothing, --arithmetic {} quantizes activations: choose one",
@@ -118,7 +142,8 @@ Result<OpenedModel> OpenModel(const ModelFlags& flags, Communicator& ranks,
   options.communicator = &ranks;
   HB_ASSIGN_OR_RETURN(ModelCheckpoint checkpoint, ModelCheckpoint::Open(flags.directory));
   HB_ASSIGN_OR_RETURN(const int here, RanksOnThisMachine(ranks));
-  const AvailableMemory available = ReadAvailableMemory().ForEachOf(here);
+  HB_ASSIGN_OR_RETURN(AvailableMemory available, AvailableTo(options));
+  if (!options.gpu) available = available.ForEachOf(here);
   HB_RETURN_IF_ERROR(ranks.Barrier());  // all have looked before one takes memory
   return OpenedModel{std::move(checkpoint), std::move(options), available};
 }
@@ -154,7 +179,7 @@ Result<LoadedModel> LoadModel(OpenedModel opened, const ModelFlags& flags, const
   HB_ASSIGN_OR_RETURN(MemoryPlan plan, PlanModel(CheckpointWeights(opened.checkpoint),
                                                  opened.options, flags.threads));
   const std::string subject = flags.directory.string();
-  HB_RETURN_IF_ERROR(plan.Check(opened.available, subject, kMoreMemory));
+  HB_RETURN_IF_ERROR(plan.Check(opened.available, subject, MoreMemory(opened.options)));
   HB_ASSIGN_OR_RETURN(const KvLayout units, KvLayout::Create(config, opened.options.math));
   plan.Add(fmt::format("KV cache of {} tokens", use.context_tokens),
            units.BytesOf(PoolsFor(opened, use.context_tokens)));

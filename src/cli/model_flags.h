@@ -25,9 +25,10 @@ struct ModelFlags {
   std::string activation_scales;  // "checkpoint", "per-token", a file; empty: as the model has it
   std::optional<int> headroom;    // default: kDefaultHeadroom
   int threads = AvailableProcessors();
+  std::string device = "cpu";  // or "cuda", "cuda:1"
 };
 
-// MODEL_DIR, --math, --arithmetic, --activation-scales, --headroom, --threads.
+// MODEL_DIR, --math, --arithmetic, --activation-scales, --headroom, --threads, --device.
 void AddModelFlags(CLI::App& command, ModelFlags& flags);
 // Some of them, for a command that takes no others.
 void AddDirectoryFlag(CLI::App& command, ModelFlags& flags);
@@ -58,7 +59,7 @@ struct LoadedModel {
 struct OpenedModel {
   ModelCheckpoint checkpoint;
   TransformerOptions options;
-  AvailableMemory available;  // to this rank
+  AvailableMemory available;  // to this rank, of the model's device
 };
 // reference_tokens, ranks: see TransformerOptions.
 Result<OpenedModel> OpenModel(const ModelFlags& flags, Communicator& ranks,

@@ -33,7 +33,6 @@ struct ServeFlags {
   std::string unknown_fields = "drop";
   std::string logprobs_mode = "raw_logprobs";
   std::string kv_cache_dtype = "auto";
-  std::string device = "auto";
   std::optional<std::string> reasoning_effort;
   bool deterministic = true;
   double queue_timeout = 300;
@@ -112,8 +111,6 @@ void AddModelParts(CLI::App& command, ServeFlags& flags) {
                      "Seed of requests that bring none (default: drawn for each)");
   AddDefaulted(command, "--kv-cache-dtype", flags.kv_cache_dtype, "auto, fp8")
       ->check(CLI::IsMember({"auto", "fp8"}));
-  AddDefaulted(command, "--device", flags.device, "auto, cpu")
-      ->check(CLI::IsMember({"auto", "cpu"}));
   command.add_flag("--deterministic,!--no-deterministic", flags.deterministic,
                    "Results depend on the request alone (there is no other way so far)");
   command.add_option("--default-thinking", load.thinking,
@@ -249,6 +246,7 @@ ServeOptions MakeServeOptions(const ServeFlags& flags, std::vector<std::string>&
   load.threads = flags.model.threads;
   load.transformer.batch_tokens = service.scheduler.max_batch_tokens;
   load.transformer.logit_rows = service.scheduler.max_sequences;
+  if (load.transformer.gpu) service.device = "cuda";
   load.max_num_seqs = service.scheduler.max_sequences;
   load.read_generation_config = flags.generation_config == "auto";
   if (flags.reasoning_effort)

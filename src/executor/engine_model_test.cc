@@ -1,8 +1,9 @@
 // The engine on the bundled model: company, cached prefixes and preemption change no token and no
-// log-probability.
+// log-probability. Built a second time for a GPU, with HALFBYTE_TEST_GPU.
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <optional>
 
 #include "engine/engine_loop.h"
 #include "engine/engine_test_requests.h"
@@ -12,6 +13,12 @@
 
 namespace halfbyte {
 namespace {
+
+#ifdef HALFBYTE_TEST_GPU
+constexpr std::optional<int> kGpu = HALFBYTE_TEST_GPU;
+#else
+constexpr std::optional<int> kGpu;
+#endif
 
 const std::filesystem::path kModel =
     std::filesystem::path(HALFBYTE_SOURCE_DIR) / "models/tiny-v4-nvfp4";
@@ -57,9 +64,15 @@ class EngineOnTheBundledModel : public testing::Test {
     EXPECT_EQ(a.finish, b.finish);
   }
 
+  void SetUp() override {
+    auto loaded = Transformer::Load(kModel, {.batch_tokens = 256, .gpu = kGpu}, Context(pool_));
+    if (kGpu && !loaded) GTEST_SKIP() << "needs a GPU: " << loaded.error().message;
+    ASSERT_TRUE(loaded) << loaded.error().message;
+    model_ = *std::move(loaded);
+  }
+
   ThreadPool pool_{2};
-  std::unique_ptr<Transformer> model_ =
-      *Transformer::Load(kModel, {.batch_tokens = 256}, Context(pool_));
+  std::unique_ptr<Transformer> model_;
 };
 
 TEST_F(EngineOnTheBundledModel, ARequestAmongThirtyOneOthersIsAsAlone) {
@@ -165,7 +178,8 @@ TEST_F(EngineOnTheBundledModel, SaturatedBlocksAreCounted) {
        .activation_scales = {.source = ActivationScalePolicy::Source::kMeasured,
                              .headroom = 0,
                              .measured = std::make_shared<ActivationScales>(small)},
-       .batch_tokens = 256},
+       .batch_tokens = 256,
+       .gpu = kGpu},
       Context(pool_));
   EXPECT_GT(saturated(*model), 100);
 }

@@ -7,6 +7,7 @@
 #include "kernels/dispatch_plan/expert_placement.h"
 #include "kernels/packed_linear/packed_linear.h"
 #include "model/cpu/cpu_model.h"
+#include "model/cuda/load_cuda_model.h"
 #include "tensor/scale_layout.h"
 
 namespace halfbyte {
@@ -40,6 +41,7 @@ class PackedPieces {
 
 Result<MemoryPlan> PlanModel(const WeightSource& source, const TransformerOptions& options,
                              int threads) {
+  if (options.gpu) return PlanCudaModel(source, options);
   const ModelConfig& config = source.config();
   HB_ASSIGN_OR_RETURN(const ExpertPlacement placement, PlaceExperts(config, options));
   PackedPieces packed;
@@ -74,6 +76,11 @@ Result<MemoryPlan> PlanModel(const WeightSource& source, const TransformerOption
            options.logit_rows * config.vocab_size * int64_t{sizeof(float)});
   plan.Add("program and threads", kProgramBytes + threads * kThreadBytes);
   return plan;
+}
+
+Result<AvailableMemory> AvailableTo(const TransformerOptions& options) {
+  if (options.gpu) return AvailableGpuMemory(*options.gpu);
+  return ReadAvailableMemory();
 }
 
 }  // namespace halfbyte

@@ -5,7 +5,7 @@
 
 #include "base/progress.h"
 #include "model/checkpoint_weights.h"
-#include "model/cuda/cuda_model.h"
+#include "model/cuda/load_cuda_model.h"
 
 namespace halfbyte {
 

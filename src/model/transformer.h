@@ -68,8 +68,9 @@ class Transformer {
   // DeviceModel's.
   MoeCounters moe_counters(int64_t layer) const { return device_->moe_counters(layer); }
   int64_t workspace_bytes() const { return device_->workspace_bytes(); }
-  // For measurements; null if the model is on a GPU.
+  // For measurements; cpu() is null if the model is on a GPU.
   CpuModel* cpu() { return cpu_; }
+  DeviceModel& device() { return *device_; }
   const WeightSource& source() const { return *source_; }
   // Every later Forward adds what its operations took, until null is set. Must outlive them.
   void set_meter(OperationMeter* meter) { meter_ = meter; }

@@ -25,8 +25,9 @@ struct TransformerOptions {
   // Not 0: the length of a whole prompt whose logits will be compared with PyTorch's; equal indexer
   // scores are then chosen as PyTorch chooses them (kernels/indexer).
   int64_t reference_tokens = 0;
-  // The GPU that computes the model; absent: the CPU.
+  // The GPU that computes the model; absent: the CPU. logit_rows are then the most of one Forward.
   std::optional<int> gpu;
+  bool graphs = true;  // on a GPU: steps of generation are captured once and replayed
 
   // Experts over ranks (docs/ranks.md). With a communicator of several ranks, each loads its own
   // experts only, all call Load and Forward alike, and all get the same logits, to the bit those of

@@ -40,8 +40,8 @@ Result<std::string> SystemFingerprint(const ServedModelOptions& options) {
   Hash hash;
   hash.Add(ProgramVersion());
   hash.Add(ProgramCommit());
-  hash.Add(options.fake ? "fake" : "cpu");
   const TransformerOptions& model = options.transformer;
+  hash.Add(options.fake ? "fake" : model.gpu ? "cuda" : "cpu");
   hash.Add(fmt::format(
       "{} {} {} {}", static_cast<int>(model.math), static_cast<int>(model.arithmetic),
       static_cast<int>(model.activation_scales.source), model.activation_scales.headroom));

@@ -110,10 +110,10 @@ Result<ModelExecutorOptions> PlanMemory(const ServedModelOptions& options,
     return MakeError("--max-model-len {} exceeds the model's {}", *options.max_model_len,
                      config.max_position_embeddings);
   }
-  const AvailableMemory available = ReadAvailableMemory();
+  HB_ASSIGN_OR_RETURN(const AvailableMemory available, AvailableTo(options.transformer));
   HB_ASSIGN_OR_RETURN(MemoryPlan plan, PlanModel(CheckpointWeights(checkpoint), options.transformer,
                                                  options.threads));
-  plan.Add("requests", options.request_bytes);
+  if (!options.transformer.gpu) plan.Add("requests", options.request_bytes);
   const std::string subject = options.directory.string();
   HB_RETURN_IF_ERROR(plan.Check(available, subject,
                                 "give smaller --max-num-batched-tokens and --max-request-bytes or "

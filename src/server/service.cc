@@ -422,7 +422,7 @@ HttpResponse Service::AnswerNow(const RouteMatch& match) {
       return body ? JsonResponse(200, *body) : ErrorResponse(body.error());
     }
     case RouteId::kVersion:
-      return JsonResponse(200, VersionBody("cpu"));
+      return JsonResponse(200, VersionBody(options_.device));
     case RouteId::kOpenApi:
       return JsonResponse(200, openapi_);
     default:

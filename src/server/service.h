@@ -40,6 +40,7 @@ struct ServiceOptions {
   std::vector<std::string> allowed_hosts;    // as AllowedHosts takes them; not asked with keys
   ApiOptions api;
   std::string metrics_prefix = "halfbyte";
+  std::string device = "cpu";  // as /version tells it
   int overload_status = 429;
   std::chrono::duration<double> sse_ping_interval{15};
   std::optional<std::chrono::duration<double>> queue_timeout;

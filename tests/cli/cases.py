@@ -376,7 +376,7 @@ CASES = [
                (["{model}", "--max-num-sequences=4"], "--max-num-sequences"),
                (["{model}", "--port", "70000"], "--port"),
                (["{model}", "--overload-status", "500"], "--overload-status"),
-               (["{model}", "--device", "cuda"], "--device.*cuda"),
+               (["{model}", "--device", "gpu"], "--device gpu.*cuda"),
                (["{model}", "--block-size", "128"], "--block-size"),
                (["{model}", "--reasoning-parser", "qwen3"], "--reasoning-parser.*qwen3"),
                (["{model}", "--speculative-config", "{{}}"], "--speculative-config"),

@@ -1,20 +1,9 @@
 #include "model/cpu/step_tables.h"
 
 #include <algorithm>
-#include <optional>
 
 namespace halfbyte {
 namespace {
-
-std::vector<double> FrequenciesOf(const ModelConfig& config, AttentionKind kind) {
-  const RopeConfig& rope = config.rope(kind);
-  std::optional<Yarn> yarn;
-  if (rope.yarn) {
-    yarn = Yarn{rope.yarn->factor, static_cast<double>(rope.yarn->original_max_position),
-                rope.yarn->beta_fast, rope.yarn->beta_slow};
-  }
-  return RopeFrequencies(rope.theta, config.rope_dim, yarn);
-}
 
 // Tokens [begin, end) of an item, whose first stands in row `first` of all.
 struct Chunk {
@@ -50,10 +39,6 @@ int64_t Longest(const TokenTables& tables) {
 }
 
 }  // namespace
-
-RopeTables::RopeTables(const ModelConfig& config)
-    : window(FrequenciesOf(config, AttentionKind::kWindow)),
-      compressed(FrequenciesOf(config, AttentionKind::kC4)) {}
 
 StepTables::StepTables(std::span<const PlacedItem> batch, const RopeTables& rope) {
   std::vector<Chunk> all, wanted;

@@ -12,6 +12,7 @@
 #include "kernels/token_span.h"
 #include "model/batch_item.h"
 #include "model/program/model_ops.h"
+#include "model/rope_tables.h"
 
 namespace halfbyte {
 
@@ -27,17 +28,6 @@ struct TokenTables {
   int64_t tokens() const { return std::ssize(token_ids); }
   const RopeAngles& angles(AttentionKind kind) const {
     return kind == AttentionKind::kWindow ? window_angles : compressed_angles;
-  }
-};
-
-// Rotation frequencies of both kinds of layers.
-struct RopeTables {
-  std::vector<double> window;
-  std::vector<double> compressed;
-
-  explicit RopeTables(const ModelConfig& config);
-  const std::vector<double>& of(AttentionKind kind) const {
-    return kind == AttentionKind::kWindow ? window : compressed;
   }
 };
 

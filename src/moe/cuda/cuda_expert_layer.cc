@@ -1,7 +1,6 @@
 // Everything a call needs lies in GPU memory when the layer and the workspace have been made.
 #include "moe/cuda/cuda_expert_layer.h"
 
-#include <bit>
 #include <string_view>
 #include <utility>
 
@@ -62,16 +61,6 @@ Status CheckDeviceMemory(const void* pointer, std::string_view name, int ordinal
                      ordinal);
   }
   return {};
-}
-
-Nvfp4BlockStats HostStats(const Nvfp4DeviceStats& stats) {
-  return {.blocks = static_cast<int64_t>(stats.blocks),
-          .zero = static_cast<int64_t>(stats.zero),
-          .flushed = static_cast<int64_t>(stats.flushed),
-          .at_max = static_cast<int64_t>(stats.at_max),
-          .clipped = static_cast<int64_t>(stats.clipped),
-          .non_finite = static_cast<int64_t>(stats.non_finite),
-          .amax = std::bit_cast<float>(stats.amax_bits)};
 }
 
 class CudaExpertLayer : public ExpertLayer {
@@ -252,8 +241,9 @@ Result<ExpertLayerCounters> CudaExpertLayer::ReadCounters() const {
   DeviceCounters read;
   HB_RETURN_IF_ERROR(CudaStatus(
       cudaMemcpy(&read, counters_.data(), sizeof(read), cudaMemcpyDeviceToHost), "counters"));
-  return ExpertLayerCounters{.gate_up = HostStats(read.layer.gate_up),
-                             .down = HostStats(read.layer.down),
+  const MoeCounters layer = HostCounters(read.layer);
+  return ExpertLayerCounters{.gate_up = layer.gate_up,
+                             .down = layer.down,
                              .router = {.rows = static_cast<int64_t>(read.router.rows),
                                         .bad_rows = static_cast<int64_t>(read.router.bad_rows)}};
 }

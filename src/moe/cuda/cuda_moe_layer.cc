@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <functional>
 #include <optional>
 
@@ -46,7 +47,21 @@ Status CheckPointer(const void* pointer, int64_t alignment, std::string_view nam
   return {};
 }
 
+Nvfp4BlockStats HostStats(const Nvfp4DeviceStats& stats) {
+  return {.blocks = static_cast<int64_t>(stats.blocks),
+          .zero = static_cast<int64_t>(stats.zero),
+          .flushed = static_cast<int64_t>(stats.flushed),
+          .at_max = static_cast<int64_t>(stats.at_max),
+          .clipped = static_cast<int64_t>(stats.clipped),
+          .non_finite = static_cast<int64_t>(stats.non_finite),
+          .amax = std::bit_cast<float>(stats.amax_bits)};
+}
+
 }  // namespace
+
+MoeCounters HostCounters(const CudaMoeCounters& counters) {
+  return {.gate_up = HostStats(counters.gate_up), .down = HostStats(counters.down)};
+}
 
 Result<CudaMoeLayer> CudaMoeLayer::Create(const CudaDevice& device, const MoeParams& params,
                                           ExpertPlacement placement,

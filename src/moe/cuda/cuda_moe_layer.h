@@ -38,6 +38,9 @@
 
 namespace halfbyte {
 
+// What was copied from the device.
+MoeCounters HostCounters(const CudaMoeCounters& counters);
+
 class CudaMoeLayer {
  public:
   // Uploads and packs expert after expert: of GPU memory this takes device_bytes(), and one
