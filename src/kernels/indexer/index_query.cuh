@@ -13,6 +13,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <cstdint>
 
 namespace halfbyte {
@@ -30,11 +31,21 @@ struct PackedQuery {
   static constexpr int kCodeBytes = kHeads * 128;
   static constexpr int kBlockwiseBytes = kCodeBytes + 5 * kHeads * 4;
   static constexpr int kJoinedBytes = kCodeBytes + kHeads * 4;
-  // Both forms, then whether the joined one holds (int32).
+  // Both forms, then whether the joined one holds for each eight heads (int32).
   static constexpr int kJoinedAt = kBlockwiseBytes;
   static constexpr int kIsJoinedAt = kJoinedAt + kJoinedBytes;
-  static constexpr int kBytes = (kIsJoinedAt + 4 + 127) / 128 * 128;
+  static constexpr int kBytes = (kIsJoinedAt + kHeads / 8 * 4 + 127) / 128 * 128;
 };
+
+// Whether the joined form holds for all heads.
+template <int kHeads>
+__device__ inline bool QueryJoins(const std::byte* packed) {
+  const auto* joins = reinterpret_cast<const int32_t*>(packed + PackedQuery<kHeads>::kIsJoinedAt);
+  int32_t all = 1;
+#pragma unroll
+  for (int i = 0; i < kHeads / 8; ++i) all &= joins[i];
+  return all != 0;
+}
 
 // Where elements 4 `four` .. 4 `four` + 3 of a head stand among the codes.
 __host__ __device__ constexpr int CodesOfQuery(int head, int four) {

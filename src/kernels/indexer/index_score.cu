@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(kFewThreads) ScoreOneToken(const IndexScoreArg
   // Most often joined; then everything is on the way together.
   stage(Packed::kJoinedAt, Packed::kJoinedBytes);
   bool joined_staged = true;
-  const bool query_joins = *reinterpret_cast<const int32_t*>(packed + Packed::kIsJoinedAt) != 0;
+  const bool query_joins = QueryJoins<kHeads>(packed);
   const QueryInShared<kHeads> query{memory};
   uint32_t* row = arguments.scores + token * arguments.stride;
   for (; begin < visible; begin += static_cast<int32_t>(gridDim.x) * kKeyTile) {
@@ -308,9 +308,7 @@ __global__ void __launch_bounds__(kManyThreads, 1)
     tokens.sequence[threadIdx.x] =
         visible > 0 ? arguments.tokens.sequences[arguments.first + token] : -1;
     tokens.joins[threadIdx.x] =
-        visible > 0 ? *reinterpret_cast<const int32_t*>(arguments.packed + token * Packed::kBytes +
-                                                        Packed::kIsJoinedAt)
-                    : 0;
+        visible > 0 && QueryJoins<kHeads>(arguments.packed + token * Packed::kBytes) ? 1 : 0;
   }
   if (threadIdx.x == 0) ring.Init();
   sm90::GlobalProxyFence();

@@ -12,7 +12,7 @@ namespace halfbyte {
 namespace {
 
 constexpr unsigned kAllLanes = 0xffffffffu;
-constexpr int kMostThreads = 1024;
+constexpr int kHeadsOfBlock = 8;
 constexpr int kBlockLanes = kMxfp4Block / 4;
 
 __device__ float PowerOfTwo(int exponent) {
@@ -59,10 +59,11 @@ __device__ void Transform(int four, float (&x)[4]) {
   butterfly(x[1], x[3]);
 #pragma unroll
   for (int half = 1; half < kDim / 4; half *= 2) {
+    const float sign = (four & half) != 0 ? -1.0f : 1.0f;
 #pragma unroll
     for (float& own : x) {
       const float other = __shfl_xor_sync(kAllLanes, own, half);
-      own = (four & half) != 0 ? other - own : own + other;
+      own = __fmaf_rn(own, sign, other);  // rounds once: other - own or other + own
     }
   }
   const float factor = 1.0f / sqrtf(static_cast<float>(kDim));
@@ -70,7 +71,15 @@ __device__ void Transform(int four, float (&x)[4]) {
   for (float& own : x) own *= factor;
 }
 
-// What IndexQueryPacks::Pack (index_pack.h) makes of a block of 32, four numbers of it.
+// Twice the E2M1 number nearest to x, ties to the even code; 0 <= x <= 6, NaN gives 0.
+__device__ int DoubledE2m1(float x) {
+  if (x < 2) return __float2int_rn(x * 2);
+  if (x < 4) return __float2int_rn(x) * 2;
+  return __float2int_rn(x * 0.5f) * 4;
+}
+
+// What IndexQueryPacks::Pack (index_pack.h) makes of RoundIndexQuery's block of 32, four numbers of
+// it. Codes are doubled E2M1 numbers, shifted so that the largest is at least 8.
 struct QueryCodes {
   int codes[4];
   int exponent;  // of the halved scale
@@ -84,23 +93,25 @@ __device__ QueryCodes RoundToCodes(float (&x)[4]) {
     own = RoundToBf16(own);
     amax = fmaxf(amax, fabsf(own));
   }
-  const uint8_t scale_code = Mxfp4BlockScale(LargestOf(amax, kBlockLanes));
-  const float scale = E8m0ToFloat(scale_code);
+  const int scale = static_cast<int>(Mxfp4BlockScale(LargestOf(amax, kBlockLanes))) - 127;
+  const float factor = PowerOfTwo(-scale);
+  QueryCodes out;
   int largest = 0;
 #pragma unroll
-  for (float& own : x) {
-    own = DequantizeMxfp4(E2m1FromFloat(own / scale), scale_code);
-    largest = max(largest, std::bit_cast<int>(fabsf(own)));
+  for (int i = 0; i < 4; ++i) {
+    const int magnitude = DoubledE2m1(fabsf(x[i]) * factor);
+    largest = max(largest, magnitude);
+    out.codes[i] = x[i] < 0 ? -magnitude : magnitude;
   }
   largest = LargestOf(largest, kBlockLanes);
-  QueryCodes out;
-  out.finite = largest >> 23 != 255;
-  out.zero = largest == 0;
-  const int exponent = max((largest >> 23) - 127 - 2, -126);
+  // The largest number is between 2^top and 2^(top + 1); scale 127 is that of infinity.
+  const int top = scale + 31 - __clz(largest) - 1;
+  out.finite = scale < 127 && top < 128;
+  out.zero = out.finite && largest == 0;
+  const int exponent = out.zero ? -126 : max(top - 2, -126);
   out.exponent = exponent - 1;
-  const float factor = PowerOfTwo(1 - exponent);
 #pragma unroll
-  for (int i = 0; i < 4; ++i) out.codes[i] = out.finite ? static_cast<int>(x[i] * factor) : 0;
+  for (int& code : out.codes) code = out.finite ? code * (1 << ((scale - exponent) & 3)) : 0;
   return out;
 }
 
@@ -111,9 +122,10 @@ __device__ uint32_t PackBytes(const int (&codes)[4], int shift) {
   return bytes;
 }
 
-// A block for a token, kDim / 4 lanes for a head.
+// A block for eight heads of a token, kDim / 4 lanes for a head.
 template <int kHeads, int kDim>
-__global__ void __launch_bounds__(kMostThreads) PackQueries(const IndexScoreArguments arguments) {
+__global__ void __launch_bounds__(kHeadsOfBlock* kDim / 4)
+    PackQueries(const IndexScoreArguments arguments) {
   using Packed = PackedQuery<kHeads>;
   constexpr int kLanes = kDim / 4;
   const int64_t token = arguments.first + blockIdx.x;
@@ -123,52 +135,50 @@ __global__ void __launch_bounds__(kMostThreads) PackQueries(const IndexScoreArgu
   auto* scales = reinterpret_cast<float*>(blockwise + Packed::kCodeBytes);
   auto* joined_weights = reinterpret_cast<float*>(joined + Packed::kCodeBytes);
   const int four = static_cast<int>(threadIdx.x) % kLanes;
+  const int head =
+      static_cast<int>(blockIdx.y) * kHeadsOfBlock + static_cast<int>(threadIdx.x) / kLanes;
   const auto heads = static_cast<int>(arguments.heads);
   LetNextStart();
   WaitForPrevious();
   if ((position + 1) / arguments.rate <= arguments.skip) return;
-  bool all_join = true;
-  for (int head = static_cast<int>(threadIdx.x) / kLanes; head < kHeads;
-       head += static_cast<int>(blockDim.x) / kLanes) {
-    float x[4] = {};
-    float weight = 0;
-    if (head < heads) {
-      const ushort4 bits = *reinterpret_cast<const ushort4*>(
-          arguments.queries + (token * heads + head) * kDim + 4 * four);
-      x[0] = ToFloat(Bf16{bits.x});
-      x[1] = ToFloat(Bf16{bits.y});
-      x[2] = ToFloat(Bf16{bits.z});
-      x[3] = ToFloat(Bf16{bits.w});
-      weight = arguments.weights[token * heads + head] * arguments.weight_factor;
-    }
-    Rotate<kDim>(arguments.rope, position, four, x);
-    Transform<kDim>(four, x);
-    const QueryCodes block = RoundToCodes(x);
-
-    constexpr int kNone = 1000;
-    const int least = -LargestOf(block.zero ? -kNone : -block.exponent, kLanes);
-    const int most = LargestOf(block.zero ? -kNone : block.exponent, kLanes);
-    const int unit = least == kNone ? 0 : least;  // a head of zeros takes any
-    const float size = fabsf(weight);
-    const bool joins = (least == kNone || (most - least <= kJoinedSpread && least >= kJoinedLeast &&
-                                           most <= kJoinedMost)) &&
-                       (size == 0 || (size >= 0x1p-32f && size < 0x1p32f));
-    all_join = all_join && joins;
-
-    const int at = CodesOfQuery(head, four);
-    *reinterpret_cast<uint32_t*>(blockwise + at) = PackBytes(block.codes, 0);
-    *reinterpret_cast<uint32_t*>(joined + at) =
-        PackBytes(block.codes, joins && !block.zero ? block.exponent - unit : 0);
-    if (four % kBlockLanes == 0) {
-      scales[four / kBlockLanes * kHeads + head] =
-          block.finite ? PowerOfTwo(block.exponent + 1) * 0.5f : NAN;
-    }
-    if (four == 0) scales[4 * kHeads + head] = weight;
-    if (four == 0) joined_weights[head] = joins ? weight * PowerOfTwo(unit + 23) : 0.0f;
+  float x[4] = {};
+  float weight = 0;
+  if (head < heads) {
+    const ushort4 bits = *reinterpret_cast<const ushort4*>(
+        arguments.queries + (token * heads + head) * kDim + 4 * four);
+    x[0] = ToFloat(Bf16{bits.x});
+    x[1] = ToFloat(Bf16{bits.y});
+    x[2] = ToFloat(Bf16{bits.z});
+    x[3] = ToFloat(Bf16{bits.w});
+    weight = arguments.weights[token * heads + head] * arguments.weight_factor;
   }
-  const int is_joined = __syncthreads_and(all_join ? 1 : 0);
+  Rotate<kDim>(arguments.rope, position, four, x);
+  Transform<kDim>(four, x);
+  const QueryCodes block = RoundToCodes(x);
+
+  constexpr int kNone = 1000;
+  const int least = -LargestOf(block.zero ? -kNone : -block.exponent, kLanes);
+  const int most = LargestOf(block.zero ? -kNone : block.exponent, kLanes);
+  const int unit = least == kNone ? 0 : least;  // a head of zeros takes any
+  const float size = fabsf(weight);
+  const bool joins = (least == kNone || (most - least <= kJoinedSpread && least >= kJoinedLeast &&
+                                         most <= kJoinedMost)) &&
+                     (size == 0 || (size >= 0x1p-32f && size < 0x1p32f));
+
+  const int at = CodesOfQuery(head, four);
+  *reinterpret_cast<uint32_t*>(blockwise + at) = PackBytes(block.codes, 0);
+  *reinterpret_cast<uint32_t*>(joined + at) =
+      PackBytes(block.codes, joins && !block.zero ? block.exponent - unit : 0);
+  if (four % kBlockLanes == 0) {
+    scales[four / kBlockLanes * kHeads + head] =
+        block.finite ? PowerOfTwo(block.exponent + 1) * 0.5f : NAN;
+  }
+  if (four == 0) scales[4 * kHeads + head] = weight;
+  if (four == 0) joined_weights[head] = joins ? weight * PowerOfTwo(unit + 23) : 0.0f;
+  const int all_join = __syncthreads_and(joins ? 1 : 0);
   if (threadIdx.x == 0) {
-    *reinterpret_cast<int32_t*>(blockwise + Packed::kIsJoinedAt) = is_joined != 0 ? 1 : 0;
+    auto* all = reinterpret_cast<int32_t*>(blockwise + Packed::kIsJoinedAt);
+    all[blockIdx.y] = all_join != 0 ? 1 : 0;
   }
 }
 
@@ -182,9 +192,8 @@ cudaError_t LaunchPackIndexQueries(const IndexScoreArguments& arguments, cudaStr
   if (arguments.rope.pairs * 2 > arguments.dim) return cudaErrorInvalidValue;
   return LaunchForShape(arguments.heads, arguments.dim, [&]<int kHeads, int kDim>() {
     if (arguments.count == 0) return cudaSuccess;
-    constexpr int kLanes = kHeads * kDim / 4;
-    const LaunchShape shape{static_cast<unsigned>(arguments.count),
-                            kLanes < kMostThreads ? kLanes : kMostThreads};
+    const dim3 grid(static_cast<unsigned>(arguments.count), kHeads / kHeadsOfBlock);
+    const LaunchShape shape{grid, kHeadsOfBlock * kDim / 4};
     return LaunchDependent(PackQueries<kHeads, kDim>, shape, stream, arguments);
   });
 }
