@@ -88,6 +88,15 @@ TEST_F(TopKCuda, IsTheCpusForAnyNumberOfEntries) {
   }
 }
 
+TEST_F(TopKCuda, IsTheCpusForManyTokensAndForMoreKeysThanAClusterHolds) {
+  for (const int64_t count : {4000, 20000, 45000}) {
+    std::vector<int64_t> visible;
+    for (int64_t t = 0; t < 40; ++t) visible.push_back(count - 97 * t);
+    for (const int kind : {0, 1, 3}) Compare(Random(count, kind, 50), 300, visible, count);
+  }
+  for (const int kind : {0, 1, 4}) Compare(Random(500001, kind, 51), 512, {500001, 400000}, 500004);
+}
+
 TEST_F(TopKCuda, HasRoomForMoreEntriesThanAnybodySees) {
   const std::vector<float> scores = Random(3000, 0, 99);
   for (const int64_t stride : {3000, 4096, 4100, 60000}) {
