@@ -426,7 +426,7 @@ TEST_F(IndexerCuda, SelectionsAroundTopKAreTheCpus) {
 TEST_F(IndexerCuda, SelectionsOfLongContextsAreTheCpus) {
   CompareSelection(Batch(kFlash, 512, {{131071, 1}, {32767, 1}, {5000, 1}}, 1, 3001));
   CompareSelection(Batch(kFlash, 1024, {{16384, 140}}, 0, 3002));
-  // Keys that find no room in shared memory.
+  // A cluster of blocks chooses.
   CompareSelection(Batch(kBundled, 256, {{4 * 53247, 5}, {4 * 53248 + 3, 1}}, 0, 3003));
   CompareSelection(Batch(kBundled, 256, {{4 * 70001, 2}}, 0, 3004));
 }
