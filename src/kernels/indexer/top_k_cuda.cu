@@ -259,10 +259,10 @@ cudaError_t LaunchTopK(const TopKArguments& arguments, cudaStream_t stream) {
     return cudaErrorInvalidValue;
   }
   if (arguments.tokens == 0) return cudaSuccess;
-  // Clusters only where a block has no room, or few tokens leave the machine empty.
-  if (arguments.stride > kMostKept) return Launch<8>(arguments, stream);
-  if (arguments.stride > kFewKeys && arguments.tokens <= kFewTokens) {
-    return Launch<4>(arguments, stream);
+  // Clusters only where few tokens leave the machine empty.
+  if (arguments.tokens <= kFewTokens && arguments.stride > kFewKeys) {
+    return arguments.stride > kMostKept ? Launch<8>(arguments, stream)
+                                        : Launch<4>(arguments, stream);
   }
   return Launch<1>(arguments, stream);
 }

@@ -89,7 +89,7 @@ TEST_F(TopKCuda, IsTheCpusForAnyNumberOfEntries) {
 }
 
 TEST_F(TopKCuda, IsTheCpusForManyTokensAndForMoreKeysThanAClusterHolds) {
-  for (const int64_t count : {4000, 20000, 45000}) {
+  for (const int64_t count : {4000, 20000, 45000, 60000}) {
     std::vector<int64_t> visible;
     for (int64_t t = 0; t < 40; ++t) visible.push_back(count - 97 * t);
     for (const int kind : {0, 1, 3}) Compare(Random(count, kind, 50), 300, visible, count);
