@@ -57,6 +57,9 @@ __device__ __forceinline__ void TensorLoad(uint32_t to, const void* map, int x0,
       "l"(map), "r"(x0), "r"(x1), "r"(x2), "r"(x3), "r"(barrier)
       : "memory");
 }
+__device__ __forceinline__ void PrefetchTensorMap(const void* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
 // For what nobody reads again: weights give way in the L2 cache to everything else.
 __device__ __forceinline__ uint64_t EvictFirst() {
   uint64_t policy;
@@ -133,6 +136,11 @@ __device__ __forceinline__ uint4 LoadShared16(uint32_t address) {
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                : "r"(address)
                : "memory");
+  return v;
+}
+__device__ __forceinline__ uint32_t LoadShared4(uint32_t address) {
+  uint32_t v;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
   return v;
 }
 __device__ __forceinline__ float2 LoadShared8(uint32_t address) {

@@ -33,7 +33,7 @@ cudaError_t DenseVariant<Config>::Start(const DenseOperands& operands, int block
 }
 
 //                             N   W  groups, stages of tokens; weight slots; blocks per SM
-using Dense8 = DenseConfig<8, 2, 2, 4, 3, 2>;
+using Dense8 = DenseConfig<8, 2, 2, 8, 3, 2>;
 using Dense16 = DenseConfig<16, 2, 2, 4, 3, 2>;
 using Dense32 = DenseConfig<32, 2, 2, 4, 2, 2>;
 using Dense64 = DenseConfig<64, 2, 1, 8, 4, 1>;

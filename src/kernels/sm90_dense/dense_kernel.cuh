@@ -50,8 +50,8 @@ struct DenseConfig {
   static constexpr uint32_t kScales = kWeights + W * kWeightSlots * kDenseBlockBytes;
   static constexpr uint32_t kTokenBarriers = kScales + W * kWeightSlots * kDenseScaleBytes;
   static constexpr uint32_t kWeightBarriers = kTokenBarriers + 16 * kTokenStages;
-  static constexpr uint32_t kLast = kWeightBarriers + 16 * W * kWeightSlots;  // a word each
-  static constexpr uint32_t kSharedBytes = kLast + 16;
+  static constexpr uint32_t kLast = kWeightBarriers + 16 * W * kWeightSlots;
+  static constexpr uint32_t kSharedBytes = kLast + W * 32 * 4;  // a warp's words each
   static_assert((kSharedBytes + 1024) * kPerSm <= 233472);
   // Of the 65,536 registers; what the producers give, the others take.
   static constexpr int kProducerRegisters = 32;
@@ -150,6 +150,8 @@ __device__ __forceinline__ int StagesOf(const DensePart& part, const BlockRange&
 
 template <class Config>
 __device__ __forceinline__ void CopyDenseTokens(const DenseOperands& operands) {
+  using Tokens = DenseTokenRing<Config>;
+  PrefetchTensorMap(&operands.x);
   uint32_t index = 0;
   for (int i = static_cast<int>(blockIdx.x); i < operands.work.items;
        i += static_cast<int>(gridDim.x)) {
@@ -157,9 +159,12 @@ __device__ __forceinline__ void CopyDenseTokens(const DenseOperands& operands) {
     const DensePart& part = operands.work.parts[item.part];
     const int stages = StagesOf<Config>(part, BlocksOf(part, item.segment, item.segment_end));
     int group = item.segment * static_cast<int>(kSegmentK / kGroupK);
+    if (index == 0) {
+      WaitForPredecessor();
+      GlobalProxyFence();
+    }
 #pragma unroll 1
     for (int stage = 0; stage < stages; ++stage, ++index, group += Config::kTokenGroups) {
-      using Tokens = DenseTokenRing<Config>;
       Tokens::WaitEmpty(index);
       BarrierArriveExpecting(Tokens::Full(index), Config::kTokenStageBytes);
       // Beyond the last token and the last column of the group come zeros.
@@ -324,53 +329,55 @@ __device__ __forceinline__ void StoreDense(const DensePart& part, const DenseTar
   }
 }
 
-// Leaves a segment's sum with those of others. Whoever comes last adds all of them, ascending;
-// returns whether it is this warpgroup.
-template <class Config>
-__device__ __forceinline__ bool MeetSegments(const DenseOperands& operands, const DensePart& part,
-                                             const DenseItem& item, int strip, int warpgroup,
-                                             float (&sums)[Config::N / 2]) {
-  constexpr int64_t kFloats = kStripRows * Config::N;
-  const int thread = static_cast<int>(threadIdx.x) % 128;
-  const int64_t place = int64_t{item.tile} * operands.work.strips + part.first_strip +
-                        item.group * part.strips_of_group + strip;
-  float* const partials = operands.partials + place * operands.work.segments * kFloats + thread * 4;
+// Of a strip and a tile of an item.
+__device__ __forceinline__ int64_t MeetingPlace(const DenseOperands& operands,
+                                                const DensePart& part, const DenseItem& item,
+                                                int strip) {
+  return int64_t{item.tile} * operands.work.strips + part.first_strip +
+         item.group * part.strips_of_group + strip;
+}
+// A thread's numbers of the first segment; those of the next lie 64 * N further.
+template <int N>
+__device__ __forceinline__ float* PartialsAt(const DenseOperands& operands, int64_t place) {
+  return operands.partials + place * operands.work.segments * (kStripRows * N) +
+         threadIdx.x % 128 * 4;
+}
+
+// Leaves a segment's sum in memory.
+template <int N>
+__device__ __forceinline__ void LeaveSegment(const DenseOperands& operands, const DensePart& part,
+                                             const DenseItem& item, int strip,
+                                             const float (&sums)[N / 2]) {
+  float* const to = PartialsAt<N>(operands, MeetingPlace(operands, part, item, strip)) +
+                    item.segment * (kStripRows * N);
 #pragma unroll
-  for (int i = 0; i < Config::N / 8; ++i) {
-    __stcg(reinterpret_cast<float4*>(partials + item.segment * kFloats + i * 512),
+  for (int i = 0; i < N / 8; ++i) {
+    __stcg(reinterpret_cast<float4*>(to + i * 512),
            float4{sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]});
   }
-  WarpgroupBarrier();
-  const uint32_t word = SharedAddress(shared_memory) + Config::kLast + 4 * warpgroup;
-  if (thread == 0) {
-    __threadfence();
-    const int before = atomicAdd(operands.arrivals + place, 1);
-    if (before + 1 == operands.work.segments) operands.arrivals[place] = 0;
-    __threadfence();
-    StoreShared4(word, before + 1 == operands.work.segments ? 1 : 0);
-  }
-  WarpgroupBarrier();
-  uint32_t last;
-  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(last) : "r"(word) : "memory");
-  if (last == 0) return false;
-  // As many segments at once as there are registers for, or each would wait for the one before it.
-  constexpr int kParts = Config::N / 8;
+}
+// All of a strip's segments, ascending.
+template <int N>
+__device__ __forceinline__ void AddSegments(const float* partials, int segments,
+                                            float (&sums)[N / 2]) {
+  // As many at once as there are registers for, or each would wait for the one before it.
+  constexpr int kParts = N / 8;
   constexpr int kAtOnce = kParts == 1 ? 8 : kParts == 2 ? 4 : kParts == 8 ? 2 : 1;
 #pragma unroll 1
-  for (int first = 0; first < operands.work.segments; first += kAtOnce) {
+  for (int first = 0; first < segments; first += kAtOnce) {
     float4 loaded[kAtOnce][kParts];
 #pragma unroll
     for (int s = 0; s < kAtOnce; ++s) {
-      if (first + s >= operands.work.segments) break;
+      if (first + s >= segments) break;
 #pragma unroll
       for (int i = 0; i < kParts; ++i) {
-        loaded[s][i] =
-            __ldcg(reinterpret_cast<const float4*>(partials + (first + s) * kFloats + i * 512));
+        loaded[s][i] = __ldcg(
+            reinterpret_cast<const float4*>(partials + (first + s) * (kStripRows * N) + i * 512));
       }
     }
 #pragma unroll
     for (int s = 0; s < kAtOnce; ++s) {
-      if (first + s >= operands.work.segments) break;
+      if (first + s >= segments) break;
       const bool is_first = first + s == 0;
 #pragma unroll
       for (int i = 0; i < kParts; ++i) {
@@ -382,10 +389,53 @@ __device__ __forceinline__ bool MeetSegments(const DenseOperands& operands, cons
       }
     }
   }
-  return true;
 }
 
-// The strip of a warpgroup, from weights to y.
+// After its last item a warpgroup says of each that its segment is there. Whoever comes last to a
+// strip adds all of them. Lane j of the first warp speaks for the j-th item of the block: one after
+// the other would cost a way to memory each.
+template <class Config>
+__device__ __forceinline__ void MeetSegments(const DenseOperands& operands, int warpgroup) {
+  const DenseWork& work = operands.work;
+  const int thread = static_cast<int>(threadIdx.x) % 128;
+  const int step = static_cast<int>(gridDim.x);
+  const uint32_t words = SharedAddress(shared_memory) + Config::kLast + warpgroup * 128;
+#pragma unroll 1
+  for (int begin = static_cast<int>(blockIdx.x); begin < work.items; begin += 32 * step) {
+    WarpgroupBarrier();
+    if (thread < 32) {
+      const int index = begin + thread * step;
+      uint32_t last = 0;
+      if (index < work.items) {
+        const DenseItem item = GetDenseItem(work, index);
+        if (warpgroup < item.count) {
+          const int64_t place =
+              MeetingPlace(operands, work.parts[item.part], item, item.strip + warpgroup);
+          __threadfence();
+          last = atomicAdd(operands.arrivals + place, 1) + 1 == work.segments ? 1 : 0;
+          if (last != 0) operands.arrivals[place] = 0;
+          __threadfence();
+        }
+      }
+      StoreShared4(words + 4 * thread, last);
+    }
+    WarpgroupBarrier();
+#pragma unroll 1
+    for (int j = 0; j < 32 && begin + j * step < work.items; ++j) {
+      if (LoadShared4(words + 4 * j) == 0) continue;
+      const DenseItem item = GetDenseItem(work, begin + j * step);
+      const DensePart& part = work.parts[item.part];
+      const int strip = item.strip + warpgroup;
+      float sums[Config::N / 2] = {};
+      AddSegments<Config::N>(
+          PartialsAt<Config::N>(operands, MeetingPlace(operands, part, item, strip)), work.segments,
+          sums);
+      StoreDense<Config::N>(part, operands.targets[item.part], item, strip, work.tokens, sums);
+    }
+  }
+}
+
+// The strip of a warpgroup, from weights to y, or to the memory where segments meet.
 template <class Config, bool kFp8>
 __device__ __forceinline__ void RunDenseStrip(const DenseOperands& operands, const DenseItem& item,
                                               int warpgroup, DenseMath<Config>& math) {
@@ -402,10 +452,13 @@ __device__ __forceinline__ void RunDenseStrip(const DenseOperands& operands, con
     }
   }
   const int strip = item.strip + warpgroup;
-  if (operands.work.apart && !MeetSegments<Config>(operands, part, item, strip, warpgroup, sums)) {
-    return;
+  WaitForPredecessor();
+  if (operands.work.apart) {
+    LeaveSegment<Config::N>(operands, part, item, strip, sums);
+  } else {
+    StoreDense<Config::N>(part, operands.targets[item.part], item, strip, operands.work.tokens,
+                          sums);
   }
-  StoreDense<Config::N>(part, operands.targets[item.part], item, strip, operands.work.tokens, sums);
 }
 
 template <class Config>
@@ -423,15 +476,12 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kPerSm)
   if (warp < 4) {
     GiveRegisters<Config::kProducerRegisters>();
     if (warp == 0 && lane == 0) {
-      WaitForPredecessor();
-      GlobalProxyFence();
       CopyDenseTokens<Config>(operands);
     } else if (warp > 0 && warp <= Config::W && lane == 0) {
       CopyDenseWeights<Config>(operands, warp - 1);
     }
   } else {
     TakeRegisters<Config::kMathRegisters>();
-    WaitForPredecessor();
     const int warpgroup = Uniform(warp / 4 - 1);
     DenseMath<Config> math{WeightRing<Config>(warpgroup)};
     math.elected = lane == 0;
@@ -451,6 +501,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kPerSm)
       // Nobody runs ahead of a ring: a parity tells one phase from the next, not from later ones.
       if (item.count < Config::W) MathBarrier<128 * Config::W>();
     }
+    if (operands.work.apart) MeetSegments<Config>(operands, warpgroup);
   }
 }
 
