@@ -110,7 +110,7 @@ HB_HD inline BlockRange BlocksOf(const DensePart& part, int32_t segment, int32_t
 
 // How many tiles are worked on at the same time: with as many strips, so that both stay in the L2
 // cache.
-inline constexpr int32_t kTilesAtOnce = 12;
+inline constexpr int32_t kTilesAtOnce = 4;
 
 // Strips of a weight, so many at once, none of two groups.
 constexpr int64_t StripItems(const DenseShape& shape, int64_t at_once) {
