@@ -91,8 +91,8 @@ TEST(DenseWork, SegmentsGoApartOnlyWhereTheyMayAndHelp) {
   };
   EXPECT_TRUE(work(o_b, 8).apart);
   EXPECT_EQ(work(o_b, 8).items, 32 * 8);
-  EXPECT_TRUE(work(o_a, 1).apart);
-  EXPECT_EQ(work(o_a, 1).strips_per_item, 2);
+  EXPECT_FALSE(work(o_a, 1).apart);
+  EXPECT_EQ(work(o_a, 1).items, 128);
   EXPECT_FALSE(work(o_b, 8192).apart);
   EXPECT_FALSE(work(q_b, 1).apart);
   EXPECT_FALSE(work(head, 1).apart);

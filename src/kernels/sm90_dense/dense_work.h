@@ -139,13 +139,14 @@ inline DenseWork MakeDenseWork(std::span<const DenseShape> shapes, int64_t token
       int64_t items = 0;
       for (const DenseShape& shape : shapes) items += StripItems(shape, at_once) * work.tiles;
       if (apart) items *= work.segments;
-      // In eighths of the time of a segment of two strips. One strip takes more than half of it:
-      // only its own warpgroup's part of the ring is in use. Segments that meet in memory cost
-      // something each, and more at the end, where nothing else goes on.
+      // In sixteenths of the time of a segment of two strips, from times on an H200. One strip
+      // takes more than half of it: only its own warpgroup's part of the ring is in use. Segments
+      // that meet in memory cost something, and the more the wider the tile.
       const int64_t rounds = CeilDiv(items, multiprocessors);
+      const int64_t product = at_once == kDenseStripsAtOnce ? 16 : 12;
+      const int64_t meeting = 6 + work.tile_rows * 3 / 16;
       const int64_t time =
-          rounds * (apart ? 1 : work.segments) * (at_once == kDenseStripsAtOnce ? 8 : 6) +
-          (apart ? rounds + 4 : 0);
+          apart ? rounds * (product + meeting) + 4 : rounds * work.segments * product;
       if (least != 0 && time >= least) continue;
       least = time;
       work.strips_per_item = narrow(at_once);
