@@ -138,7 +138,7 @@ Result<const T*> CudaWeights::Keep(const std::vector<T>& values, std::string_vie
 }
 
 Status CudaWeights::Add(const WeightSource& source, const ModuleKey& key) {
-  if (!IsMatrix(key.module)) {
+  if (!IsMatrix(key.module) && !IsHyperConnection(key.module)) {
     HB_ASSIGN_OR_RETURN(const std::vector<float> values, source.Vector(key));
     HB_ASSIGN_OR_RETURN(vectors_[key], Keep(values, Describe(key)));
     return {};
