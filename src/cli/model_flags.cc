@@ -34,7 +34,7 @@ const char* MoreMemory(const TransformerOptions& options) {
                        "(docs/ranks.md)";
 }
 
-// The GPU of --device; nothing: the CPU.
+// The GPU of --device; nothing: the CPU, or not known yet.
 Result<std::optional<int>> GpuOf(const std::string& device) {
   if (device == "cpu" || device == "auto") return std::nullopt;
   if (device == "cuda") return 0;
@@ -44,7 +44,7 @@ Result<std::optional<int>> GpuOf(const std::string& device) {
   const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), gpu);
   if (!device.starts_with("cuda:") || error != std::errc() ||
       end != number.data() + number.size() || gpu < 0) {
-    return MakeError("--device {}: it is auto (the CPU), cpu, cuda, or cuda:N for GPU N", device);
+    return MakeError("--device {}: it is auto, cpu, cuda, or cuda:N for GPU N", device);
   }
   return gpu;
 }
@@ -95,9 +95,16 @@ void AddModelFlags(CLI::App& command, ModelFlags& flags) {
   AddHeadroomFlag(command, flags);
   AddThreadsFlag(command, flags);
   command
-      .add_option("--device", flags.device,
-                  "What computes the model: auto (the CPU), cpu, cuda, or cuda:N for GPU N")
+      .add_option(
+          "--device", flags.device,
+          "What computes the model: cpu, cuda, cuda:N for GPU N, or auto: a GPU if there is "
+          "one that the model fits, else the CPU")
       ->capture_default_str();
+  command
+      .add_option("--gpu-memory-utilization", flags.gpu_memory,
+                  "Part of a GPU's memory that the model and its KV cache may take")
+      ->capture_default_str()
+      ->check(CLI::Range(0.01, 1.0));
 }
 
 Result<std::vector<int32_t>> EncodeText(const ModelFlags& flags, const std::string& text) {
@@ -121,6 +128,7 @@ Result<TransformerOptions> TransformerOptionsOf(const ModelFlags& flags) {
                              .arithmetic = *ArithmeticFromName(flags.arithmetic),
                              .activation_scales = std::move(activation_scales)};
   HB_ASSIGN_OR_RETURN(options.gpu, GpuOf(flags.device));
+  options.gpu_memory = flags.gpu_memory;
   if (options.math == MathMode::kFp32 && IsFourBitOnly(options.arithmetic)) {
     return MakeError(
         "--math fp32 quantizes nothing, --arithmetic {} quantizes activations: choose one",
@@ -135,12 +143,29 @@ Result<TransformerOptions> TransformerOptionsOf(const ModelFlags& flags) {
   return options;
 }
 
+std::string ChooseDevice(const ModelCheckpoint& checkpoint, TransformerOptions& options) {
+  TransformerOptions on_gpu = options;
+  on_gpu.gpu = 0;
+  const Status fits = [&]() -> Status {
+    HB_ASSIGN_OR_RETURN(const MemoryPlan plan,
+                        PlanModel(CheckpointWeights(checkpoint), on_gpu, /*threads=*/1));
+    HB_ASSIGN_OR_RETURN(const AvailableMemory available, AvailableTo(on_gpu));
+    return plan.Check(available, "the model", "give it to a larger GPU");
+  }();
+  if (!fits) {
+    return fmt::format("--device auto: the CPU; a GPU is not used: {}", fits.error().message);
+  }
+  options.gpu = on_gpu.gpu;
+  return fmt::format("--device auto: GPU {}", *options.gpu);
+}
+
 Result<OpenedModel> OpenModel(const ModelFlags& flags, Communicator& ranks,
                               int64_t reference_tokens) {
   HB_ASSIGN_OR_RETURN(TransformerOptions options, TransformerOptionsOf(flags));
   options.reference_tokens = reference_tokens;
   options.communicator = &ranks;
   HB_ASSIGN_OR_RETURN(ModelCheckpoint checkpoint, ModelCheckpoint::Open(flags.directory));
+  if (flags.device == "auto") fmt::print(stderr, "{}\n", ChooseDevice(checkpoint, options));
   HB_ASSIGN_OR_RETURN(const int here, RanksOnThisMachine(ranks));
   HB_ASSIGN_OR_RETURN(AvailableMemory available, AvailableTo(options));
   if (!options.gpu) available = available.ForEachOf(here);

@@ -25,10 +25,12 @@ struct ModelFlags {
   std::string activation_scales;  // "checkpoint", "per-token", a file; empty: as the model has it
   std::optional<int> headroom;    // default: kDefaultHeadroom
   int threads = AvailableProcessors();
-  std::string device = "cpu";  // or "cuda", "cuda:1"
+  std::string device = "cpu";  // or "cuda", "cuda:1", "auto"
+  double gpu_memory = TransformerOptions{}.gpu_memory;
 };
 
-// MODEL_DIR, --math, --arithmetic, --activation-scales, --headroom, --threads, --device.
+// MODEL_DIR, --math, --arithmetic, --activation-scales, --headroom, --threads, --device,
+// --gpu-memory-utilization.
 void AddModelFlags(CLI::App& command, ModelFlags& flags);
 // Some of them, for a command that takes no others.
 void AddDirectoryFlag(CLI::App& command, ModelFlags& flags);
@@ -38,8 +40,13 @@ void AddHeadroomFlag(CLI::App& command, ModelFlags& flags);
 // Text in tokens of the model, control tokens recognized.
 Result<std::vector<int32_t>> EncodeText(const ModelFlags& flags, const std::string& text);
 
-// Error: flags that contradict each other, or a file of activation scales that cannot be read.
+// With --device auto on the CPU so far. Error: flags that contradict each other, or a file of
+// activation scales that cannot be read.
 Result<TransformerOptions> TransformerOptionsOf(const ModelFlags& flags);
+
+// For --device auto: GPU 0 if it computes such a model and has memory for its weights, else the
+// CPU. The sentence says which, and why.
+std::string ChooseDevice(const ModelCheckpoint& checkpoint, TransformerOptions& options);
 
 // What a command runs the model with: the tokens that the KV cache holds, and the most tokens of a
 // step whose logits are wanted.

@@ -133,8 +133,10 @@ void AddScheduling(CLI::App& command, ServeFlags& flags) {
   AddDefaulted(command, "--block-size", flags.block_size, "Tokens of a KV block; 256 only")
       ->check(CLI::IsMember({kContextBlockTokens}));
   command
-      .add_option("--kv-cache-memory-bytes", load.kv_cache_bytes,
-                  "Memory of the KV cache (default: half of what is free after loading)")
+      .add_option(
+          "--kv-cache-memory-bytes", load.kv_cache_bytes,
+          "Memory of the KV cache (default: half of what is free after loading; on a GPU the "
+          "rest of --gpu-memory-utilization, which does not count beside this)")
       ->check(kCount);
   command.add_flag("--enable-prefix-caching,!--no-enable-prefix-caching",
                    service.scheduler.prefix_cache, "Keep prompts for requests that begin alike");
@@ -246,7 +248,7 @@ ServeOptions MakeServeOptions(const ServeFlags& flags, std::vector<std::string>&
   load.threads = flags.model.threads;
   load.transformer.batch_tokens = service.scheduler.max_batch_tokens;
   load.transformer.logit_rows = service.scheduler.max_sequences;
-  if (load.transformer.gpu) service.device = "cuda";
+  if (load.kv_cache_bytes) load.transformer.gpu_memory = 1;  // the flag decides alone
   load.max_num_seqs = service.scheduler.max_sequences;
   load.read_generation_config = flags.generation_config == "auto";
   if (flags.reasoning_effort)
@@ -276,13 +278,24 @@ void NoteForeignFlags(const ServeFlags& flags) {
       "--trust-remote-code change nothing here");
 }
 
+// A directory that cannot be opened is left to what loads it.
+void ChooseDevice(const ServeFlags& flags, ServeOptions& options) {
+  ServedModelOptions& load = options.load;
+  if (flags.model.device == "auto" && !load.fake) {
+    if (const auto checkpoint = ModelCheckpoint::Open(load.directory)) {
+      spdlog::info("{}", ChooseDevice(*checkpoint, load.transformer));
+    }
+  }
+  if (load.transformer.gpu) options.service.device = "cuda";
+}
+
 ExitCode RunServe(CLI::App& command, ServeFlags& flags) {
   if (const Status filled = FillFlags(command, flags.config); !filled) {
     PrintFailure(command, filled.error());
     return ExitCode::kUsage;
   }
   std::vector<std::string> contradictions;
-  const ServeOptions options = MakeServeOptions(flags, contradictions);
+  ServeOptions options = MakeServeOptions(flags, contradictions);
   if (!contradictions.empty()) {
     PrintFailure(command, {fmt::format("{}", fmt::join(contradictions, "; "))});
     return ExitCode::kUsage;
@@ -300,6 +313,7 @@ ExitCode RunServe(CLI::App& command, ServeFlags& flags) {
     return static_cast<ExitCode>(ServeEnd::kMemory);
   }
   NoteForeignFlags(flags);
+  ChooseDevice(flags, options);
   const ServeResult result = Serve(options);
   if (!result.message.empty()) WriteToLog(FailureLine(command, {result.message}));
   FlushServiceLog();

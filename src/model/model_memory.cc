@@ -79,7 +79,7 @@ Result<MemoryPlan> PlanModel(const WeightSource& source, const TransformerOption
 }
 
 Result<AvailableMemory> AvailableTo(const TransformerOptions& options) {
-  if (options.gpu) return AvailableGpuMemory(*options.gpu);
+  if (options.gpu) return AvailableGpuMemory(*options.gpu, options.gpu_memory);
   return ReadAvailableMemory();
 }
 

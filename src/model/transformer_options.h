@@ -28,6 +28,8 @@ struct TransformerOptions {
   // The GPU that computes the model; absent: the CPU. logit_rows are then the most of one Forward.
   std::optional<int> gpu;
   bool graphs = true;  // on a GPU: steps of generation are captured once and replayed
+  double gpu_memory =
+      0.9;  // part of the GPU's memory that model and KV cache may take, of all of it
 
   // Experts over ranks (docs/ranks.md). With a communicator of several ranks, each loads its own
   // experts only, all call Load and Forward alike, and all get the same logits, to the bit those of

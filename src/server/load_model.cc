@@ -89,7 +89,8 @@ Result<std::unique_ptr<Executor>> MakeFake(const ServedModelOptions& options,
   return std::make_unique<FakeExecutor>(std::move(made));
 }
 
-// The cache of the flag, or half of what the rest of the plan leaves free.
+// The cache of the flag, or of what the rest of the plan leaves free: on a GPU all, which is
+// bounded already, else half.
 int64_t CacheBytes(const ServedModelOptions& options, const MemoryPlan& rest,
                    const AvailableMemory& available) {
   constexpr int64_t kUnknownMemory = int64_t{1} << 31;
@@ -99,7 +100,7 @@ int64_t CacheBytes(const ServedModelOptions& options, const MemoryPlan& rest,
   if (available.addresses) {
     free = std::min(free, available.addresses->bytes - rest.resident_bytes());
   }
-  return std::max<int64_t>(0, free) / 2;
+  return std::max<int64_t>(0, free) / (options.transformer.gpu ? 1 : 2);
 }
 
 // What loading and serving take, asked for now. The executor's options come out of it.

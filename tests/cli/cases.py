@@ -292,6 +292,8 @@ CASES = [
                  "--arithmetic", "w4a8"], "--math.*--arithmetic w4a8"),
                (["{model}", "--ids", "{ids_too_many_file}", "--out", "{tmp}/a"],
                 "4096|context|position")),
+    Case("logits", ["logits", "{model}", "--ids", "{ids_file}", "--out", "{tmp}/auto", "--device",
+                    "auto"], 0, "^--device auto: (the CPU; a GPU is not used: .*|GPU 0)\n$"),
     Case("logits", ["logits", "{model}", "--ids", "{ids_file}", "--out", "{text_file}"], FAILED,
          "^halfbyte logits: --out .* is there already and holds no logits"),
     Case("logits", ["logits", "{model}", "--ids", "{ids_file}", "--out", "{read_only_dir}/a"],
@@ -303,6 +305,8 @@ CASES = [
                (["{model}", "--out", "{tmp}/a"], "--ids"),
                (["{model}", "--ids", "{ids_file}"], "--out"),
                (["{model}", "--ids", "{ids_file}", "--out", "{tmp}/a", "--math", "x"], "--math"),
+               (["{model}", "--ids", "{ids_file}", "--out", "{tmp}/a", "--gpu-memory-utilization",
+                 "1.5"], "--gpu-memory-utilization.*1.5"),
                (["{model}", "--ids", "{ids_file}", "--out", "{tmp}/a", "--chunks", "1,x"],
                 "--chunks")),
 

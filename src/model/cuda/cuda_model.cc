@@ -8,26 +8,6 @@
 #include "model/cuda/load_cuda_model.h"
 
 namespace halfbyte {
-namespace {
-
-Status CheckOptions(const TransformerOptions& options) {
-  if (options.math != MathMode::kDefault) {
-    return MakeError("a GPU computes the default math only; leave out --math or --device");
-  }
-  if (options.arithmetic != Arithmetic::kW4a16 && options.arithmetic != Arithmetic::kW4a4) {
-    return MakeError("a GPU computes the arithmetics w4a16 and w4a4 only");
-  }
-  if (options.reference_tokens != 0) {
-    return MakeError("ties of index scores are broken as PyTorch breaks them on the CPU only");
-  }
-  if (options.communicator != nullptr && options.communicator->size() > 1) {
-    return MakeError("a model on a GPU is not spread over ranks; run one process");
-  }
-  return {};
-}
-
-}  // namespace
-
 // Graphs find the logits in one place, so there are rows for the largest.
 int64_t CudaLogitRows(const TransformerOptions& options) {
   const int64_t of_graphs =
@@ -40,9 +20,9 @@ Result<std::unique_ptr<CudaModel>> CudaModel::Load(const WeightSource& source,
                                                    const Context& context,
                                                    const LoadListener& on_part) {
   const ModelConfig& config = source.config();
-  HB_RETURN_IF_ERROR(CheckOptions(options));
   HB_ASSIGN_OR_RETURN(const MemoryPlan plan, PlanCudaModel(source, options));
-  HB_ASSIGN_OR_RETURN(const AvailableMemory available, AvailableGpuMemory(*options.gpu));
+  HB_ASSIGN_OR_RETURN(const AvailableMemory available,
+                      AvailableGpuMemory(*options.gpu, options.gpu_memory));
   HB_RETURN_IF_ERROR(plan.Check(available, "the model", "run it on the CPU"));
   HB_ASSIGN_OR_RETURN(CudaDevice device, CudaDevice::Find(*options.gpu));
   HB_ASSIGN_OR_RETURN(const auto scope, CudaDeviceScope::Enter(device.ordinal));

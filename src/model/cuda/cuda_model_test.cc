@@ -598,6 +598,19 @@ TEST_F(CudaModelTest, AStepThatWantsMoreLogitsThanThereIsMemoryForIsRefused) {
       << refused.error().message;
 }
 
+TEST_F(CudaModelTest, TakesNoMoreThanItsPartOfTheMemory) {
+  ThreadPool pool(1);
+  const ModelConfig config = Tiny();
+  const auto source = *SyntheticWeights::Create(config, pool);
+  const auto loaded =
+      CudaModel::Load(*source, {.gpu = 0, .gpu_memory = 1e-6}, Context(pool), [](int64_t) {});
+  ASSERT_FALSE(loaded);
+  EXPECT_EQ(loaded.error().kind, ErrorKind::kMemory);
+  EXPECT_NE(loaded.error().message.find("of --gpu-memory-utilization 1e-06 on GPU 0"),
+            std::string::npos)
+      << loaded.error().message;
+}
+
 // Needs no GPU: it is refused before one is looked for.
 TEST(CudaModel, RefusesWhatItDoesNotCompute) {
   ThreadPool pool(1);

@@ -14,10 +14,11 @@
 namespace halfbyte {
 
 // What the model takes of the memory of GPU *options.gpu, without a look at its weights (but not
-// its KV cache); and what is free there. Errors: no such GPU, or no CUDA; those of
-// WeightSource::Unread, and what LoadCudaModel says of shapes and formats.
+// its KV cache); and what this process may take there: what is free, but no more than `part` of
+// everything (0..1). Errors: no such GPU, or no CUDA; those of WeightSource::Unread, and what
+// LoadCudaModel says of options, shapes and formats.
 Result<MemoryPlan> PlanCudaModel(const WeightSource& source, const TransformerOptions& options);
-Result<AvailableMemory> AvailableGpuMemory(int gpu);
+Result<AvailableMemory> AvailableGpuMemory(int gpu, double part);
 
 // On GPU *options.gpu. The source, the context's pool and the communicator must outlive it. Errors:
 // what this device does not compute (another math than the default, several ranks, shapes that its

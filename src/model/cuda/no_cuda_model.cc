@@ -15,7 +15,7 @@ Result<MemoryPlan> PlanCudaModel(const WeightSource&, const TransformerOptions&)
   return NoCuda();
 }
 
-Result<AvailableMemory> AvailableGpuMemory(int) { return NoCuda(); }
+Result<AvailableMemory> AvailableGpuMemory(int, double) { return NoCuda(); }
 
 Result<std::unique_ptr<DeviceModel>> LoadCudaModel(const WeightSource&, const TransformerOptions&,
                                                    const Context&, const LoadListener&) {
