@@ -196,8 +196,13 @@ TEST(ToolCalls, BarsMayBeAscii) {
             (AnswerWithCalls{"", "", {F(R"({"x": "a"})")}, 1, true}));
 }
 
-// A million random splits of random answers: no byte of markup anywhere, and what completes is
-// JSON.
+// A million random splits of random answers (a tenth of them under sanitizers): no byte of markup
+// anywhere, and what completes is JSON.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr int kRandomAnswers = 10'000;
+#else
+constexpr int kRandomAnswers = 100'000;
+#endif
 TEST(ToolCalls, NothingOfTheMarkupLeaks) {
   const std::string parts[] = {"<D tool_calls>",
                                "</D tool_calls>",
@@ -228,7 +233,7 @@ TEST(ToolCalls, NothingOfTheMarkupLeaks) {
                                "string=\"true\">"};
   std::mt19937 random(5);
   int64_t completed = 0;
-  for (int round = 0; round < 100'000; ++round) {
+  for (int round = 0; round < kRandomAnswers; ++round) {
     std::string text;
     for (size_t i = random() % 14; i > 0; --i) text += parts[random() % std::size(parts)];
     text = Spelled(text, random() % 4 == 0 ? "|DSML|" : "｜DSML｜");
@@ -254,7 +259,7 @@ TEST(ToolCalls, NothingOfTheMarkupLeaks) {
     ASSERT_EQ(objects, whole.completed) << text;
     completed += whole.completed;
   }
-  EXPECT_GT(completed, 10'000);
+  EXPECT_GT(completed, kRandomAnswers / 10);
 }
 
 }  // namespace
