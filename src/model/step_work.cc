@@ -64,10 +64,7 @@ OperationWork StepWork::CrossBoundary(const ModelOps::Boundary& boundary) {
   OperationWork work;
   if (boundary.left) work.other_flops += 2 * tokens * (n + 1) * n * c.hidden_size;
   if (!boundary.entered) return work;
-  const Module fn = boundary.entered->block == Site::Block::kAttention ? Module::kHcAttentionFn
-                                                                       : Module::kHcFfnFn;
-  const OperationWork product =
-      sizes_.Product(ModuleKey::Layer(boundary.entered->layer, fn), tokens);
+  const OperationWork product = sizes_.Product(HyperConnectionOf(*boundary.entered).fn, tokens);
   work.weight_bytes = product.weight_bytes;
   work.other_flops += product.all_product_flops() + 2 * tokens * n * c.hidden_size;
   return work;
@@ -132,8 +129,7 @@ OperationWork StepWork::RunExperts(const ModelOps::Experts& experts,
 }
 
 OperationWork StepWork::MergeStreams(Rows streams) {
-  const OperationWork product =
-      sizes_.Product(ModuleKey::Global(Module::kHcHeadFn), Tokens(streams.tokens));
+  const OperationWork product = sizes_.Product(HeadHyperConnection().fn, Tokens(streams.tokens));
   return {.weight_bytes = product.weight_bytes, .other_flops = product.all_product_flops()};
 }
 

@@ -97,8 +97,8 @@ void CpuOps::CrossBoundary(const Boundary& boundary) {
   if (boundary.left) y = View(boundary.y);
   if (boundary.entered) {
     x = View(boundary.x);
-    entered = weights_.hyper_connection(*boundary.entered);
-    norm = weights_.norm(*boundary.entered);
+    entered = weights_.hyper_connection(HyperConnectionOf(*boundary.entered));
+    norm = weights_.vector(NormOf(*boundary.entered));
   }
   // The next input comes from the streams while they are in the cache.
   ForTokens(streams.rows, [&](int64_t first, int64_t count) {
@@ -272,7 +272,8 @@ void CpuOps::KeepWanted(MatrixView<float> all) const {
 void CpuOps::MergeStreams(Rows streams, Rows x, Rounding rounding) {
   const MatrixView<float> merged = View(x);
   const MatrixView<float> mix{mix_.data, merged.rows, config_.hc_streams};
-  HcHead(context_, weights_.head_hyper_connection(), View(streams), rounding, mix, merged);
+  HcHead(context_, weights_.hyper_connection(HeadHyperConnection()), View(streams), rounding, mix,
+         merged);
   RmsNorm(context_, merged, weights_.vector(ModuleKey::Global(Module::kNorm)), norm_eps(), rounding,
           merged);
 }

@@ -25,8 +25,7 @@ const Weight& Find(const std::unordered_map<ModuleKey, Weight>& weights, const M
 }  // namespace
 
 bool IsReadInPlace(Module module) {
-  return module == Module::kEmbed || module == Module::kHcHeadFn ||
-         module == Module::kHcAttentionFn || module == Module::kHcFfnFn;
+  return module == Module::kEmbed || IsHyperConnectionMatrix(module);
 }
 
 Result<CpuWeights> CpuWeights::Load(const WeightSource& source, const CpuWeightOptions& options,
@@ -80,36 +79,14 @@ const WeightMatrix& CpuWeights::in_place(const ModuleKey& key) const {
 }
 const float* CpuWeights::vector(const ModuleKey& key) const { return Find(vectors_, key).data(); }
 
-HyperConnection CpuWeights::HyperConnectionOf(const ModuleKey& fn, const ModuleKey& base,
-                                              const ModuleKey& scale) const {
-  return {.fn = in_place(fn),
-          .base = vector(base),
-          .scale = vector(scale),
+HyperConnection CpuWeights::hyper_connection(const HyperConnectionKeys& keys) const {
+  return {.fn = in_place(keys.fn),
+          .base = vector(keys.base),
+          .scale = vector(keys.scale),
           .streams = static_cast<int>(config_->hc_streams),
           .sinkhorn_iterations = static_cast<int>(config_->hc_sinkhorn_iterations),
           .eps = static_cast<float>(config_->hc_eps),
           .norm_eps = static_cast<float>(config_->rms_norm_eps)};
-}
-
-HyperConnection CpuWeights::hyper_connection(const Site& site) const {
-  const auto key = [&](Module module) { return ModuleKey::Layer(site.layer, module); };
-  return site.block == Site::Block::kAttention
-             ? HyperConnectionOf(key(Module::kHcAttentionFn), key(Module::kHcAttentionBase),
-                                 key(Module::kHcAttentionScale))
-             : HyperConnectionOf(key(Module::kHcFfnFn), key(Module::kHcFfnBase),
-                                 key(Module::kHcFfnScale));
-}
-
-HyperConnection CpuWeights::head_hyper_connection() const {
-  const auto key = [](Module module) { return ModuleKey::Global(module); };
-  return HyperConnectionOf(key(Module::kHcHeadFn), key(Module::kHcHeadBase),
-                           key(Module::kHcHeadScale));
-}
-
-const float* CpuWeights::norm(const Site& site) const {
-  return vector(ModuleKey::Layer(site.layer, site.block == Site::Block::kAttention
-                                                 ? Module::kAttentionNorm
-                                                 : Module::kFfnNorm));
 }
 
 }  // namespace halfbyte

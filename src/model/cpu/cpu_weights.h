@@ -40,10 +40,7 @@ class CpuWeights {
   const Projection& matrix(const ModuleKey& key) const;
   const WeightMatrix& in_place(const ModuleKey& key) const;
   const float* vector(const ModuleKey& key) const;
-  HyperConnection hyper_connection(const Site& site) const;
-  HyperConnection head_hyper_connection() const;
-  // Of the input of the block.
-  const float* norm(const Site& site) const;
+  HyperConnection hyper_connection(const HyperConnectionKeys& keys) const;
 
   const MoeBlock& moe(int64_t layer) const { return moe_[static_cast<size_t>(layer)]; }
   MoeBlock& moe(int64_t layer) { return moe_[static_cast<size_t>(layer)]; }
@@ -51,8 +48,6 @@ class CpuWeights {
  private:
   CpuWeights() = default;
   Status Add(const WeightSource& source, const ModuleKey& key, ThreadPool* packing_pool);
-  HyperConnection HyperConnectionOf(const ModuleKey& fn, const ModuleKey& base,
-                                    const ModuleKey& scale) const;
 
   const ModelConfig* config_ = nullptr;
   std::unordered_map<ModuleKey, Projection> matrices_;

@@ -72,8 +72,8 @@ void CudaOps::CrossBoundary(const Boundary& boundary) {
                               .scratch = memory_.scratch()};
   if (boundary.left) arguments.y = Data<Bf16>(boundary.y);
   if (boundary.entered) {
-    arguments.entered = weights_.hyper_connection(*boundary.entered);
-    arguments.norm = weights_.norm(*boundary.entered);
+    arguments.entered = weights_.hyper_connection(HyperConnectionOf(*boundary.entered));
+    arguments.norm = weights_.vector(NormOf(*boundary.entered));
     arguments.norm_eps = norm_eps();
     arguments.x = Data<Bf16>(boundary.x);
   }
@@ -304,7 +304,7 @@ void CudaOps::MergeStreams(Rows streams, Rows x, Rounding) {
     return LaunchMergeStreams({.tokens = tokens(x).count,
                                .hidden = config_.hidden_size,
                                .residual = Data<Bf16>(streams),
-                               .head = weights_.head_hyper_connection(),
+                               .head = weights_.hyper_connection(HeadHyperConnection()),
                                .norm = weights_.vector(ModuleKey::Global(Module::kNorm)),
                                .norm_eps = norm_eps(),
                                .x = Data<Bf16>(x),

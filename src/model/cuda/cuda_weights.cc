@@ -19,11 +19,6 @@ const Weight& Find(const std::unordered_map<ModuleKey, Weight>& weights, const M
   return found->second;
 }
 
-bool IsHyperConnection(Module module) {
-  return module == Module::kHcHeadFn || module == Module::kHcAttentionFn ||
-         module == Module::kHcFfnFn;
-}
-
 // What LoadRoutedLayer reads.
 bool IsOfRoutedExperts(Module module) {
   return IsRoutedExpert(module) || module == Module::kRouterBias || module == Module::kRouterTable;
@@ -119,9 +114,9 @@ Result<CudaWeights> CudaWeights::Load(const WeightSource& source, const CudaDevi
 
 Result<int64_t> CudaWeights::BytesOf(const ModelConfig& config, const ModuleKey& key,
                                      const StoredWeight& unread) {
-  const int64_t elements = unread.matrix.rows * unread.matrix.columns;
-  if (IsHyperConnection(key.module)) return elements * int64_t{sizeof(float)};
-  if (key.module == Module::kEmbed) return elements * int64_t{sizeof(Bf16)};
+  if (key.module == Module::kEmbed) {
+    return unread.matrix.rows * unread.matrix.columns * int64_t{sizeof(Bf16)};
+  }
   const int64_t groups = GroupsOf(config, key);
   HB_ASSIGN_OR_RETURN(const sm90::StoredDense form, FormOf(unread, groups));
   return sm90::PackedBytes(form.format, form.rows, form.columns, groups);
@@ -138,13 +133,13 @@ Result<const T*> CudaWeights::Keep(const std::vector<T>& values, std::string_vie
 }
 
 Status CudaWeights::Add(const WeightSource& source, const ModuleKey& key) {
-  if (!IsMatrix(key.module) && !IsHyperConnection(key.module)) {
+  if (!IsMatrix(key.module) && !IsHyperConnectionMatrix(key.module)) {
     HB_ASSIGN_OR_RETURN(const std::vector<float> values, source.Vector(key));
     HB_ASSIGN_OR_RETURN(vectors_[key], Keep(values, Describe(key)));
     return {};
   }
   HB_ASSIGN_OR_RETURN(const StoredWeight stored, source.Matrix(key));
-  if (IsHyperConnection(key.module)) {
+  if (IsHyperConnectionMatrix(key.module)) {
     HB_ASSIGN_OR_RETURN(vectors_[key], Keep(Decoded(stored.matrix), stored.name));
   } else if (key.module == Module::kEmbed) {
     std::vector<Bf16> rows;
@@ -225,36 +220,14 @@ const sm90::DenseWeight& CudaWeights::matrix(const ModuleKey& key) const {
 const Bf16* CudaWeights::embedding(const ModuleKey& key) const { return Find(embeddings_, key); }
 const float* CudaWeights::vector(const ModuleKey& key) const { return Find(vectors_, key); }
 
-DeviceHyperConnection CudaWeights::HyperConnectionOf(const ModuleKey& fn, const ModuleKey& base,
-                                                     const ModuleKey& scale) const {
-  return {.fn = vector(fn),
-          .base = vector(base),
-          .scale = vector(scale),
+DeviceHyperConnection CudaWeights::hyper_connection(const HyperConnectionKeys& keys) const {
+  return {.fn = vector(keys.fn),
+          .base = vector(keys.base),
+          .scale = vector(keys.scale),
           .streams = static_cast<int>(config_->hc_streams),
           .sinkhorn_iterations = static_cast<int>(config_->hc_sinkhorn_iterations),
           .eps = static_cast<float>(config_->hc_eps),
           .norm_eps = static_cast<float>(config_->rms_norm_eps)};
-}
-
-DeviceHyperConnection CudaWeights::hyper_connection(const Site& site) const {
-  const auto key = [&](Module module) { return ModuleKey::Layer(site.layer, module); };
-  return site.block == Site::Block::kAttention
-             ? HyperConnectionOf(key(Module::kHcAttentionFn), key(Module::kHcAttentionBase),
-                                 key(Module::kHcAttentionScale))
-             : HyperConnectionOf(key(Module::kHcFfnFn), key(Module::kHcFfnBase),
-                                 key(Module::kHcFfnScale));
-}
-
-DeviceHyperConnection CudaWeights::head_hyper_connection() const {
-  const auto key = [](Module module) { return ModuleKey::Global(module); };
-  return HyperConnectionOf(key(Module::kHcHeadFn), key(Module::kHcHeadBase),
-                           key(Module::kHcHeadScale));
-}
-
-const float* CudaWeights::norm(const Site& site) const {
-  return vector(ModuleKey::Layer(site.layer, site.block == Site::Block::kAttention
-                                                 ? Module::kAttentionNorm
-                                                 : Module::kFfnNorm));
 }
 
 }  // namespace halfbyte

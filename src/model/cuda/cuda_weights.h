@@ -48,10 +48,7 @@ class CudaWeights {
   const sm90::DenseWeight& matrix(const ModuleKey& key) const;
   const Bf16* embedding(const ModuleKey& key) const;  // [vocab, hidden]
   const float* vector(const ModuleKey& key) const;
-  DeviceHyperConnection hyper_connection(const Site& site) const;
-  DeviceHyperConnection head_hyper_connection() const;
-  // Of the input of the block.
-  const float* norm(const Site& site) const;
+  DeviceHyperConnection hyper_connection(const HyperConnectionKeys& keys) const;
   const CudaMoeBlock& moe(int64_t layer) const { return moe_[static_cast<size_t>(layer)]; }
 
   int64_t device_bytes() const { return device_bytes_; }
@@ -64,8 +61,6 @@ class CudaWeights {
                 const TransformerOptions& options, int64_t layer);
   template <class T>
   Result<const T*> Keep(const std::vector<T>& values, std::string_view what);
-  DeviceHyperConnection HyperConnectionOf(const ModuleKey& fn, const ModuleKey& base,
-                                          const ModuleKey& scale) const;
 
   const ModelConfig* config_ = nullptr;
   std::unordered_map<ModuleKey, sm90::DenseWeight> matrices_;

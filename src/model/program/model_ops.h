@@ -82,6 +82,16 @@ struct Site {
   enum class Block : uint8_t { kAttention, kMoe } block = Block::kAttention;
 };
 
+// The weights of a site, and of the merge before the head.
+struct HyperConnectionKeys {
+  ModuleKey fn, base, scale;
+};
+HyperConnectionKeys HyperConnectionOf(const Site& site);
+HyperConnectionKeys HeadHyperConnection();
+ModuleKey NormOf(const Site& site);
+// Whether the module is an `fn` of these: a matrix that is stored as it is, never quantized.
+bool IsHyperConnectionMatrix(Module module);
+
 // y = x W^T, rounded last. Where W [rows, columns] has fewer columns than x, these are groups: each
 // of x's columns meets its part of W's rows (deepseek-v4.md §2.7).
 struct Product {
