@@ -3,7 +3,7 @@
 // and in each 8 columns the two from 2 q on.
 #pragma once
 
-#include <attention_wgmma.cuh>  // generated: attention_wgmma.cmake
+#include <sm90_wgmma.cuh>  // generated: sm90/sm90_wgmma.cmake
 
 #include "kernels/attention/attention_queries.cuh"
 #include "kernels/sm90/sm90_ptx.cuh"
@@ -23,7 +23,7 @@ __device__ __forceinline__ void ScoreTile(uint32_t queries, uint32_t keys,
 #pragma unroll
   for (int step = 0; step < D::kHeadDim / 16; ++step) {
     const uint64_t at = step / 4 * (kGroupBytes / 16) + step % 4 * 2;
-    AttentionWgmma<kTileKeys>::Scores(scores, a + at, b + at);
+    sm90::Wgmma<kTileKeys>::Run(scores, a + at, b + at);
   }
   sm90::WgmmaCommit();
   sm90::WgmmaWait<0>();
@@ -45,7 +45,7 @@ __device__ __forceinline__ void AddValues(const uint32_t (&weights)[4 * kTileSte
   for (int step = 0; step < kTileSteps; ++step) {
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      AttentionWgmma<N>::Values(sums[part], weights + 4 * step,
+      sm90::Wgmma<N>::RunAcross(sums[part], weights + 4 * step,
                                 b + part * (N / 64) * (kGroupBytes / 16) + step * (2048 / 16));
     }
   }
