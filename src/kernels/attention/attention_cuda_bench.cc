@@ -12,10 +12,7 @@
 #include <random>
 #include <vector>
 
-#include "base/check.h"
-#include "device/cuda/cuda_device.h"
-#include "device/cuda/cuda_stream.h"
-#include "device/cuda/device_buffer.h"
+#include "device/cuda/cuda_bench.h"
 #include "kernels/attention/attention_cuda.h"
 
 namespace halfbyte {
@@ -25,20 +22,6 @@ constexpr int64_t kHeads = 64, kDim = 512, kRope = 64, kWindow = 128, kTopK = 51
 constexpr int64_t kMain = 576, kRow = 584, kPageRows = 64, kPages = 8192;  // 306 MB
 constexpr int64_t kMostTokens = 8192, kMostContext = 128 * 1024;
 constexpr int64_t kOtherBytes = 256 << 20;
-
-template <class T>
-T Must(Result<T> result) {
-  HB_CHECK(result.has_value(), "{}", result.error().message);
-  return *std::move(result);
-}
-void Must(const Status& status) { HB_CHECK(status.has_value(), "{}", status.error().message); }
-void Must(cudaError_t error) { Must(CudaStatus(error, "bench")); }
-
-template <class T>
-DeviceBuffer Upload(const std::vector<T>& values) {
-  return Must(
-      DeviceBuffer::Upload(values.data(), std::ssize(values) * int64_t{sizeof(T)}, "input"));
-}
 
 // Valid rows: any code but NaN, rotary numbers near 1, scales 2^-3.
 DeviceBuffer RandomPages() {
@@ -119,54 +102,38 @@ class Bench {
     const DeviceBuffer chosen = Upload(selected), chosen_counts = Upload(counts);
     const DeviceBuffer scratch =
         Must(DeviceBuffer::Allocate(AttentionScratchBytes(rows, kHeads, most) + 256, "scratch"));
-    const auto graph = Must(CudaGraph::Capture(stream_, [&]() -> Status {
-      for (int layer = 0; layer < layers; ++layer) {
-        const int32_t* pages_of_layer = blocks.as<int32_t>() + layer * sequences * pages;
-        AttentionArguments a{
-            .tokens = {.count = rows, .positions = at.as<int32_t>(), .sequences = of.as<int32_t>()},
-            .sequences = {.count = sequences,
-                          .replay_starts = starts.as<int32_t>(),
-                          .context_blocks = pages_of_layer,
-                          .context_stride = pages,
-                          .window_pages = pages_of_layer,
-                          .window_stride = pages},
-            .rope = {angles_.as<float>(), angles_.as<float>(), kRope / 2},
-            .queries = queries_.as<Bf16>(),
-            .heads = kHeads,
-            .head_dim = kDim,
-            .norm_eps = 1e-6f,
-            .window = kWindow,
-            .rate = rate,
-            .window_rows = {pool_.data(), kPageRows, kMain, kRow - kMain},
-            .entry_rows = {pool_.data(), page_rows, kMain, kRow - kMain},
-            .sinks = sinks_.as<float>(),
-            .max_keys = most,
-            .attended = attended_.as<Bf16>(),
-            .scratch = scratch.data()};
-        if (rate == 4) {
-          a.selected = chosen.as<int32_t>();
-          a.selected_counts = chosen_counts.as<int32_t>();
-          a.selected_stride = kTopK;
-        }
-        if (const Status launched = CudaStatus(LaunchAttention(a, stream_.get()), "attention");
-            !launched) {
-          return launched;
-        }
+    const CudaGraph graph = GraphOf(stream_, layers, [&](int64_t layer) {
+      const int32_t* pages_of_layer = blocks.as<int32_t>() + layer * sequences * pages;
+      AttentionArguments a{
+          .tokens = {.count = rows, .positions = at.as<int32_t>(), .sequences = of.as<int32_t>()},
+          .sequences = {.count = sequences,
+                        .replay_starts = starts.as<int32_t>(),
+                        .context_blocks = pages_of_layer,
+                        .context_stride = pages,
+                        .window_pages = pages_of_layer,
+                        .window_stride = pages},
+          .rope = {angles_.as<float>(), angles_.as<float>(), kRope / 2},
+          .queries = queries_.as<Bf16>(),
+          .heads = kHeads,
+          .head_dim = kDim,
+          .norm_eps = 1e-6f,
+          .window = kWindow,
+          .rate = rate,
+          .window_rows = {pool_.data(), kPageRows, kMain, kRow - kMain},
+          .entry_rows = {pool_.data(), page_rows, kMain, kRow - kMain},
+          .sinks = sinks_.as<float>(),
+          .max_keys = most,
+          .attended = attended_.as<Bf16>(),
+          .scratch = scratch.data()};
+      if (rate == 4) {
+        a.selected = chosen.as<int32_t>();
+        a.selected_counts = chosen_counts.as<int32_t>();
+        a.selected_stride = kTopK;
       }
-      return {};
-    }));
-    const CudaEvent start = Must(CudaEvent::Create()), end = Must(CudaEvent::Create());
-    std::vector<double> times;
-    for (int i = 0; i < 9; ++i) {
-      Must(cudaMemsetAsync(other_.data(), i, kOtherBytes, stream_.get()));
-      Must(start.Record(stream_));
-      Must(graph.Launch(stream_));
-      Must(end.Record(stream_));
-      Must(stream_.Synchronize());
-      times.push_back(Must(CudaEvent::Seconds(start, end)) / layers * 1e6);
-    }
-    std::sort(times.begin(), times.end());
-    const double us = times[4], flop = 4.0 * static_cast<double>(keys * kHeads * kDim);
+      return LaunchAttention(a, stream_.get());
+    });
+    const double us = ColdMicroseconds(stream_, graph, other_, 9) / layers;
+    const double flop = 4.0 * static_cast<double>(keys * kHeads * kDim);
     const double bytes = static_cast<double>(keys * kRow + rows * kHeads * kDim * 4);
     std::printf(
         "{\"sequences\":%ld,\"tokens\":%ld,\"context\":%ld,\"rate\":%ld,\"keys\":%ld,"

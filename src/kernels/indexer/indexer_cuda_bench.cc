@@ -13,10 +13,7 @@
 #include <random>
 #include <vector>
 
-#include "base/check.h"
-#include "device/cuda/cuda_device.h"
-#include "device/cuda/cuda_stream.h"
-#include "device/cuda/device_buffer.h"
+#include "device/cuda/cuda_bench.h"
 #include "kernels/indexer/index_score_cuda.h"
 #include "kernels/indexer/indexer_cuda.h"
 #include "kernels/indexer/top_k_cuda.h"
@@ -29,20 +26,6 @@ constexpr int64_t kRowsPerPage = 64, kPageBytes = kRowsPerPage * 68;
 constexpr int64_t kPages = 128 * 1024;
 constexpr int64_t kMostTokens = 8192, kMostContext = 1024 * 1024;
 constexpr int64_t kOtherBytes = 256 << 20;
-
-template <class T>
-T Must(Result<T> result) {
-  HB_CHECK(result.has_value(), "{}", result.error().message);
-  return *std::move(result);
-}
-void Must(const Status& status) { HB_CHECK(status.has_value(), "{}", status.error().message); }
-void Must(cudaError_t error) { Must(CudaStatus(error, "bench")); }
-
-template <class T>
-DeviceBuffer Upload(const std::vector<T>& values) {
-  return Must(
-      DeviceBuffer::Upload(values.data(), std::ssize(values) * int64_t{sizeof(T)}, "input"));
-}
 
 DeviceBuffer Repeated(const std::vector<uint8_t>& piece, int64_t bytes) {
   DeviceBuffer buffer = Must(DeviceBuffer::Allocate(bytes, "input"));
@@ -119,7 +102,7 @@ class Bench {
                        begins = Upload(begin);
     const DeviceBuffer scratch =
         Must(DeviceBuffer::Allocate(SelectScratchBytes(rows, kHeads, max_entries), "scratch"));
-    const auto arguments = [&](int layer) {
+    const auto arguments = [&](int64_t layer) {
       return SelectArguments{
           .tokens = {.count = rows, .positions = at.as<int32_t>(), .sequences = of.as<int32_t>()},
           .sequences = {.count = sequences,
@@ -141,7 +124,7 @@ class Bench {
           .scratch = scratch.data()};
     };
     const double select =
-        Time(layers, [&](int l) { return LaunchSelect(arguments(l), stream_.get()); });
+        Time(layers, [&](int64_t l) { return LaunchSelect(arguments(l), stream_.get()); });
     std::printf(
         "{\"sequences\":%lld,\"tokens\":%lld,\"context\":%lld,\"max_entries\":%lld,"
         "\"select\":%.2f",
@@ -161,7 +144,7 @@ class Bench {
     const DeviceBuffer packed =
         Must(DeviceBuffer::Allocate(count * PackedIndexQueryBytes(kHeads), "packed"));
     const DeviceBuffer scores = Must(DeviceBuffer::Allocate(count * stride * 4, "scores"));
-    const auto scored = [&](int layer) {
+    const auto scored = [&](int64_t layer) {
       const SelectArguments a = arguments(layer);
       return IndexScoreArguments{.tokens = a.tokens,
                                  .first = first,
@@ -182,10 +165,10 @@ class Bench {
                                  .stride = stride};
     };
     const double pack =
-        Time(layers, [&](int l) { return LaunchPackIndexQueries(scored(l), stream_.get()); });
+        Time(layers, [&](int64_t l) { return LaunchPackIndexQueries(scored(l), stream_.get()); });
     const double score =
-        Time(layers, [&](int l) { return LaunchIndexScores(scored(l), stream_.get()); });
-    const double top_k = Time(layers, [&](int) {
+        Time(layers, [&](int64_t l) { return LaunchIndexScores(scored(l), stream_.get()); });
+    const double top_k = Time(layers, [&](int64_t) {
       return LaunchTopK({.positions = any.tokens.positions + first,
                          .tokens = count,
                          .rate = kRate,
@@ -201,25 +184,8 @@ class Bench {
   }
 
   // Of one of `layers` launches in a graph.
-  double Time(int layers, const std::function<cudaError_t(int)>& launch) {
-    const CudaGraph graph = Must(CudaGraph::Capture(stream_, [&]() -> Status {
-      for (int l = 0; l < layers; ++l) {
-        if (Status done = CudaStatus(launch(l), "launch"); !done) return done;
-      }
-      return {};
-    }));
-    const CudaEvent start = Must(CudaEvent::Create()), end = Must(CudaEvent::Create());
-    std::vector<double> times;
-    for (int i = 0; i < 7; ++i) {
-      Must(cudaMemsetAsync(other_.data(), i, kOtherBytes, stream_.get()));
-      Must(start.Record(stream_));
-      Must(graph.Launch(stream_));
-      Must(end.Record(stream_));
-      Must(stream_.Synchronize());
-      times.push_back(Must(CudaEvent::Seconds(start, end)) * 1e6 / layers);
-    }
-    std::ranges::sort(times);
-    return times[times.size() / 2];
+  double Time(int layers, const std::function<cudaError_t(int64_t)>& launch) {
+    return ColdMicroseconds(stream_, GraphOf(stream_, layers, launch), other_, 7) / layers;
   }
 
   CudaStream stream_;

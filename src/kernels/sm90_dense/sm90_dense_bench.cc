@@ -13,14 +13,10 @@
 #include <functional>
 #include <random>
 #include <string_view>
-#include <thread>
 #include <utility>
 #include <vector>
 
-#include "base/check.h"
-#include "device/cuda/cuda_device.h"
-#include "device/cuda/cuda_stream.h"
-#include "device/cuda/device_buffer.h"
+#include "device/cuda/cuda_bench.h"
 #include "kernels/sm90_dense/dense_layout.h"
 #include "kernels/sm90_dense/sm90_dense.h"
 #include "numerics/bf16.h"
@@ -30,13 +26,6 @@ namespace {
 
 constexpr double kBytesPerSecond = 4.65e12, kFlopsPerSecond = 790e12;
 constexpr int64_t kMostTokens = 8192;
-
-template <class T>
-T Must(Result<T> result) {
-  HB_CHECK(result.has_value(), "{}", result.error().message);
-  return *std::move(result);
-}
-void Must(const Status& status) { HB_CHECK(status.has_value(), "{}", status.error().message); }
 
 struct Linear {
   DenseShape shape;
@@ -179,25 +168,9 @@ class Bench {
   // Microseconds of a graph of launches: the median of six runs after a pause, or of the second
   // half of a second without one.
   double Microseconds(int64_t launches, const std::function<cudaError_t(int64_t)>& launch) {
-    const CudaGraph graph = Must(CudaGraph::Capture(stream_, [&]() -> Status {
-      for (int64_t i = 0; i < launches; ++i) HB_RETURN_IF_ERROR(CudaStatus(launch(i), "launch"));
-      return {};
-    }));
-    const CudaEvent start = Must(CudaEvent::Create()), end = Must(CudaEvent::Create());
-    std::vector<double> seconds;
-    if (!steady_) std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    double all = 0;
-    while (steady_ ? all < 1.0 : seconds.size() < 8) {
-      Must(start.Record(stream_));
-      Must(graph.Launch(stream_));
-      Must(end.Record(stream_));
-      seconds.push_back(Must(CudaEvent::Seconds(start, end)));
-      all += seconds.back();
-    }
-    seconds.erase(seconds.begin(), seconds.begin() + (steady_ ? std::ssize(seconds) / 2 : 2));
-    const auto middle = seconds.begin() + std::ssize(seconds) / 2;
-    std::nth_element(seconds.begin(), middle, seconds.end());
-    return *middle * 1e6;
+    const CudaGraph graph = GraphOf(stream_, launches, launch);
+    return steady_ ? SteadyMicroseconds(stream_, graph, 1.0)
+                   : ShortMicroseconds(stream_, graph, std::chrono::milliseconds(50));
   }
 
   bool steady_;

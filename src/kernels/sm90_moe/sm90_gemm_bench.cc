@@ -14,13 +14,9 @@
 #include <numeric>
 #include <random>
 #include <string_view>
-#include <thread>
 #include <vector>
 
-#include "base/check.h"
-#include "device/cuda/cuda_device.h"
-#include "device/cuda/cuda_stream.h"
-#include "device/cuda/device_buffer.h"
+#include "device/cuda/cuda_bench.h"
 #include "kernels/dispatch_plan/token_tiles.h"
 #include "kernels/sm90_moe/sm90_gemm.h"
 #include "numerics/bf16.h"
@@ -30,13 +26,6 @@ namespace {
 
 constexpr ExpertShape kShape{4096, 2048};
 constexpr int32_t kExperts = 256, kTopK = 6;
-
-template <class T>
-T Must(Result<T> result) {
-  HB_CHECK(result.has_value(), "{}", result.error().message);
-  return *std::move(result);
-}
-void Must(const Status& status) { HB_CHECK(status.has_value(), "{}", status.error().message); }
 
 // Random bytes that `shape` accepts, repeated.
 DeviceBuffer Repeated(const std::vector<uint8_t>& piece, int64_t bytes, const char* what) {
@@ -166,26 +155,10 @@ class Bench {
 
   // Microseconds of a graph of launches: the median of six runs after a pause, or of the second
   // half of 1.2 seconds without one.
-  double Microseconds(int launches, const std::function<cudaError_t(int)>& launch) {
-    const CudaGraph graph = Must(CudaGraph::Capture(stream_, [&]() -> Status {
-      for (int i = 0; i < launches; ++i) HB_RETURN_IF_ERROR(CudaStatus(launch(i), "launch"));
-      return {};
-    }));
-    const CudaEvent start = Must(CudaEvent::Create()), end = Must(CudaEvent::Create());
-    std::vector<double> seconds;
-    if (!steady_) std::this_thread::sleep_for(std::chrono::milliseconds(150));
-    double all = 0;
-    while (steady_ ? all < 1.2 : seconds.size() < 8) {
-      Must(start.Record(stream_));
-      Must(graph.Launch(stream_));
-      Must(end.Record(stream_));
-      seconds.push_back(Must(CudaEvent::Seconds(start, end)));
-      all += seconds.back();
-    }
-    seconds.erase(seconds.begin(), seconds.begin() + (steady_ ? std::ssize(seconds) / 2 : 2));
-    const auto middle = seconds.begin() + std::ssize(seconds) / 2;
-    std::nth_element(seconds.begin(), middle, seconds.end());
-    return *middle * 1e6;
+  double Microseconds(int64_t launches, const std::function<cudaError_t(int64_t)>& launch) {
+    const CudaGraph graph = GraphOf(stream_, launches, launch);
+    return steady_ ? SteadyMicroseconds(stream_, graph, 1.2)
+                   : ShortMicroseconds(stream_, graph, std::chrono::milliseconds(150));
   }
 
   void Report(const char* what, int64_t value, GemmVariant variant, const std::vector<Tiles>& tiles,
