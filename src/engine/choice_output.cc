@@ -117,7 +117,7 @@ void ChoiceOutput::AddContent(std::string_view text, OutputEvent& event) {
 
 void ChoiceOutput::Await(LogprobEntry entry, bool markup) {
   const bool chat = request_.output.kind == OutputFormat::Kind::kChat;
-  // So is all that is inside markup.
+  // What stands inside markup is markup, too.
   if (chat && (markup || !(splitter_.in_reasoning() || splitter_.in_content()))) return;
   const bool reasoning = in_reasoning();
   const Channel& channel = reasoning ? reasoning_ : content_;
