@@ -31,7 +31,8 @@ function(halfbyte_wgmma_header path)
       string(APPEND text
         "  static __device__ __forceinline__ void ${run}(float (&d)[${count}], const uint32_t* a,\n"
         "                                             uint64_t b) {\n"
-        "    asm volatile(\"wgmma.mma_async.sync.aligned.m64n${n}k16.f32.bf16.bf16 {${places}}, \"\n"
+        "    asm volatile(\"wgmma.mma_async.sync.aligned.m64n${n}k16.f32.bf16.bf16 \"\n"
+        "      \"{${places}}, \"\n"
         "      \"{%${in0}, %${in1}, %${in2}, %${in3}}, %${in4}, 1, 1, 1, ${across};\"\n"
         "      : ${outputs}\n"
         "      : \"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3]), \"l\"(b));\n"
